@@ -1,0 +1,86 @@
+"""Next-token loss straight from the hidden states, without ever holding all logits.
+
+The logits of GPT-2 small at batch 4, T 1024 take 0.8 GB in float32, and autograd keeps several copies: they,
+not the transformer, decide how much memory a step needs. So the head and its loss are worked out together, a
+few rows at a time, and the gradient of each chunk is taken while its logits are still there.
+
+Shape letters: N tokens (batch and time flattened), E d_model, V vocab_size.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # a target with this id counts for nothing (PyTorch's own convention)
+
+# Logits held at once, in numbers: 64 MiB of float32, whatever V and N are.
+_CHUNK_LOGITS = 2**24
+
+
+def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
+    """Cross-entropy of the targets under ``softmax(hidden @ head_weight.T)``, summed.
+
+    A sum, not a mean: whoever adds micro-batches, ranks or windows together divides once, at the end, by the
+    number of targets, and so weighs each token the same.
+
+    Args:
+        hidden: (..., E), float32 or bfloat16.
+        head_weight: (V, E).
+        targets: (...), int64; ``IGNORED`` (-100) where there is nothing to predict.
+
+    Returns:
+        A float32 scalar, in nats.
+    """
+    hidden = hidden.reshape(-1, hidden.shape[-1])
+    targets = targets.reshape(-1)
+    if torch.is_grad_enabled() and (hidden.requires_grad or head_weight.requires_grad):
+        total: Tensor = _ChunkedCrossEntropy.apply(hidden, head_weight, targets)
+        return total
+    total = hidden.new_zeros((), dtype=torch.float32)
+    for rows in _chunks(len(targets), len(head_weight)):
+        logits = _logits(hidden[rows], head_weight)
+        total += _summed_loss(logits, logits.logsumexp(dim=-1), targets[rows])
+    return total
+
+
+class _ChunkedCrossEntropy(torch.autograd.Function):
+    """Loss and its gradient in one pass, chunk by chunk; backward only scales what forward stored."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
+        total = hidden.new_zeros((), dtype=torch.float32)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(head_weight)
+        for rows in _chunks(len(targets), len(head_weight)):
+            logits = _logits(hidden[rows], head_weight)  # (n, V)
+            log_normaliser = logits.logsumexp(dim=-1)  # (n,)
+            total += _summed_loss(logits, log_normaliser, targets[rows])
+            # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
+            counts = targets[rows] != IGNORED
+            grad_logits = logits.sub_(log_normaliser[:, None]).exp_()
+            grad_logits.scatter_add_(1, targets[rows].clamp(min=0)[:, None], -counts[:, None].to(logits.dtype))
+            grad_logits.mul_(counts[:, None])
+            grad_hidden[rows] = grad_logits @ head_weight
+            grad_weight += grad_logits.T @ hidden[rows]
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * grad_total, grad_weight * grad_total, None
+
+
+def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
+    size = max(1, _CHUNK_LOGITS // vocab_size)
+    return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+
+
+def _logits(hidden: Tensor, head_weight: Tensor) -> Tensor:
+    return (hidden @ head_weight.T).float()  # (n, V); softmax wants float32 whatever the matrix product ran in
+
+
+def _summed_loss(logits: Tensor, log_normaliser: Tensor, targets: Tensor) -> Tensor:
+    target_logits = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]  # (n,)
+    return (log_normaliser - target_logits).masked_fill(targets == IGNORED, 0.0).sum()

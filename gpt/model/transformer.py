@@ -1,0 +1,169 @@
+"""GPT-2: token and position embeddings, pre-norm transformer blocks, a head tied to the token embedding.
+
+Shape letters: B batch, T length, E d_model, V vocab_size, L layers.
+Source: Radford et al. 2019 (GPT-2), section 2.3; initialisation as in OpenAI's release.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.model.attention import MultiHeadAttention
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of a GPT-2; the defaults are GPT-2 small, 124,439,808 parameters.
+
+    Args:
+        vocab_size: number of token ids.
+        context_length: longest sequence, in tokens.
+        d_model: width of the residual stream.
+        num_layers: number of transformer blocks.
+        num_heads: attention heads per block; ``d_model`` must be a multiple of it.
+        dropout: probability on embeddings, attention weights and residual branches, while training only.
+        qkv_bias: whether the query, key and value projections have a bias, as GPT-2's have.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    vocab_size: int = 50257
+    context_length: int = 1024
+    d_model: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    dropout: float = 0.1
+    qkv_bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.d_model % self.num_heads != 0:
+            raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of model.num_heads ({self.num_heads})")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1")
+
+
+class FeedForward(nn.Module):
+    """Four times wider and back, with GPT-2's tanh approximation of GELU between: (B, T, E) to (B, T, E)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.expand = nn.Linear(config.d_model, 4 * config.d_model)
+        self.project = nn.Linear(4 * config.d_model, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        return self.project(F.gelu(self.expand(x), approximate="tanh"))
+
+
+class TransformerBlock(nn.Module):
+    """Attention, then feed-forward, each on a normalised copy and added back: (B, T, E) to (B, T, E)."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        E = config.d_model
+        self.attention_norm = nn.LayerNorm(E)
+        self.attention = MultiHeadAttention(
+            E, E, config.context_length, config.dropout, config.num_heads, config.qkv_bias
+        )
+        self.feed_forward_norm = nn.LayerNorm(E)
+        self.feed_forward = FeedForward(config)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        x = x + self.dropout(self.attention(self.attention_norm(x)))
+        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+
+
+class Transformer(nn.Module):
+    """Everything but the head. Training calls this module itself, since its loss never wants all logits."""
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
+        self.position_embedding = nn.Embedding(config.context_length, config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
+        self.final_norm = nn.LayerNorm(config.d_model)
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Hidden states from which the head predicts.
+
+        Args:
+            token_ids: (B, T), int64, T at most ``context_length``.
+
+        Returns:
+            (B, T, E).
+
+        Raises:
+            ValueError: T is larger than ``context_length``.
+        """
+        T = token_ids.shape[1]
+        if self.config.context_length < T:
+            raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.config.context_length})")
+        x = self.token_embedding(token_ids) + self.position_embedding.weight[:T]  # (B, T, E)
+        x = self.dropout(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.final_norm(x)
+
+
+class GPT(nn.Module):
+    """A GPT-2: the transformer, and a head that is its token embedding once more (so no weights of its own).
+
+    At initialisation the loss is ``ln(vocab_size) + d_model * 0.02**2 / 2`` nats, 10.98 for GPT-2 small: the
+    final norm gives the hidden state a norm of sqrt(d_model), so the logits have a variance of d_model * 0.02².
+
+    Args:
+        config: the shape of the model.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.transformer = Transformer(config)
+        self._initialise()
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, E): the token embedding, shared with the input."""
+        return self.transformer.token_embedding.weight
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of weights, the tied head counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Logits of the next token at every position.
+
+        Args:
+            token_ids: (B, T), int64, T at most ``context_length``.
+
+        Returns:
+            (B, T, V).
+
+        Raises:
+            ValueError: T is larger than ``context_length``.
+        """
+        return F.linear(self.transformer(token_ids), self.head_weight)
+
+    @torch.no_grad()
+    def _initialise(self) -> None:
+        for module in self.modules():
+            if isinstance(module, nn.Linear | nn.Embedding):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear) and module.bias is not None:
+                nn.init.zeros_(module.bias)
+        # Each block adds two branches to the residual stream; this keeps the sum's variance from growing with L.
+        residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
+        for block in self.transformer.blocks:
+            nn.init.normal_(block.attention.out_proj.weight, std=residual_std)
+            nn.init.normal_(block.feed_forward.project.weight, std=residual_std)

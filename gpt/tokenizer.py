@@ -1,0 +1,108 @@
+"""Text to token ids and back, over tiktoken: GPT-2's BPE (shipped, works offline), raw bytes, or any tiktoken name."""
+
+import base64
+import hashlib
+from functools import cached_property
+from pathlib import Path
+
+import tiktoken
+
+END_OF_TEXT = "<|endoftext|>"
+
+_GPT2_RANKS = Path(__file__).with_name("gpt2.tiktoken")
+# The hash that tiktoken itself pins for r50k_base, whose ranks are GPT-2's.
+_GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
+
+
+class Tokenizer:
+    """A tiktoken encoding with exactly one special token, the end of text.
+
+    End-of-text *begins* each document (as in llm.c and build-nanogpt), so it is also what an
+    unconditional generation starts from.
+
+    Args:
+        name: ``"gpt2"`` (50,257 ids), ``"bytes"`` (256 byte values + end of text = 257 ids), or a name
+            known to ``tiktoken.get_encoding``, which downloads its ranks on first use.
+
+    Raises:
+        ValueError: the name is unknown, its ranks cannot be had, or it has no end-of-text token.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._encoding = _load_encoding(name)
+        if END_OF_TEXT not in self._encoding.special_tokens_set:
+            raise ValueError(f"tokenizer {name!r} has no {END_OF_TEXT} token; use gpt2, bytes or cl100k_base")
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, end of text included: valid ids are ``0 <= id < vocab_size``."""
+        return self._encoding.n_vocab
+
+    @property
+    def eot_id(self) -> int:
+        """Id of the end-of-text token."""
+        return self._encoding.encode_single_token(END_OF_TEXT)
+
+    @cached_property
+    def sha256(self) -> str:
+        """Hash of the ranks in tiktoken's file format, so equal vocabularies have equal hashes."""
+        return hashlib.sha256(_ranks_as_file(self._encoding._mergeable_ranks)).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """Encode text as ordinary characters: a literal ``<|endoftext|>`` in it is just 13 characters."""
+        return self._encoding.encode_ordinary(text)
+
+    def decode(self, ids: list[int]) -> str:
+        """Decode ids to text; bytes that are not UTF-8 become U+FFFD.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        return self.decode_bytes(ids).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, ids: list[int]) -> bytes:
+        """Decode ids to the exact bytes they stand for.
+
+        Raises:
+            ValueError: an id is outside the vocabulary.
+        """
+        try:
+            return self._encoding.decode_bytes(ids)
+        except (KeyError, OverflowError) as error:
+            raise ValueError(f"token id outside tokenizer {self.name!r} ({self.vocab_size} ids): {error}") from None
+
+
+def _load_encoding(name: str) -> tiktoken.Encoding:
+    if name == "bytes":
+        ranks = {bytes([value]): value for value in range(256)}
+        return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
+    if name == "gpt2":
+        return _gpt2_encoding()
+    try:
+        return tiktoken.get_encoding(name)
+    except ValueError:
+        known = ", ".join(["gpt2", "bytes", *sorted(set(tiktoken.list_encoding_names()) - {"gpt2"})])
+        raise ValueError(f"unknown tokenizer {name!r}; known are {known}") from None
+    except OSError as error:  # requests' exceptions are OSErrors
+        raise ValueError(
+            f"tokenizer {name!r} needs a download that failed ({type(error).__name__}); gpt2 and bytes work offline"
+        ) from error
+
+
+def _gpt2_encoding() -> tiktoken.Encoding:
+    # tiktoken keeps its patterns in this plug-in module; get_encoding("gpt2") itself would ask the network.
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    content = _GPT2_RANKS.read_bytes()
+    if hashlib.sha256(content).hexdigest() != _GPT2_SHA256:
+        raise ValueError(f"{_GPT2_RANKS} is damaged (its SHA-256 is not OpenAI's); reinstall mini-gpt")
+    ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
+    return tiktoken.Encoding(
+        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
+    )
+
+
+def _ranks_as_file(ranks: dict[bytes, int]) -> bytes:
+    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in sorted(ranks.items(), key=lambda kv: kv[1]))
+    return b"".join(lines)

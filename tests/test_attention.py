@@ -1,0 +1,81 @@
+import pytest
+import torch
+from torch import nn
+
+from gpt.model.attention import MultiHeadAttention, causal_attention_weights
+
+
+@pytest.mark.parametrize("qkv_bias", [False, True])
+def test_equals_torch_multihead_attention_with_copied_weights(qkv_bias: bool) -> None:
+    torch.manual_seed(0)
+    ours = MultiHeadAttention(16, 16, 12, 0.0, num_heads=4, qkv_bias=qkv_bias)
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True)
+    with torch.no_grad():
+        theirs.in_proj_weight.copy_(ours.qkv.weight)
+        theirs.in_proj_bias.copy_(ours.qkv.bias if qkv_bias else torch.zeros(48))
+        theirs.out_proj.load_state_dict(ours.out_proj.state_dict())
+    x = torch.randn(3, 12, 16)
+    future = torch.ones(12, 12, dtype=torch.bool).triu(1)
+    expected, _ = theirs(x, x, x, attn_mask=future, need_weights=False)
+    torch.testing.assert_close(ours(x), expected)
+
+
+def test_changing_a_token_leaves_everything_before_it_bit_equal() -> None:
+    torch.manual_seed(1)
+    attention = MultiHeadAttention(8, 8, 10, 0.0, num_heads=2)
+    x = torch.randn(2, 10, 8)
+    before = attention(x)
+    for t in range(10):
+        changed = x.clone()
+        changed[:, t] += 1.0
+        after = attention(changed)
+        assert torch.equal(after[:, :t], before[:, :t])
+        assert not torch.equal(after[:, t], before[:, t])
+
+
+def test_dropout_acts_on_the_weights_and_only_while_training() -> None:
+    torch.manual_seed(2)
+    attention = MultiHeadAttention(8, 8, 32, dropout=0.5, num_heads=2)
+    with torch.no_grad():
+        attention.out_proj.weight.copy_(torch.eye(8))
+    x = torch.randn(1, 32, 8)
+    attention.eval()
+    plain = attention(x)
+    assert torch.equal(plain, attention(x))
+    attention.train()
+    first, second = attention(x), attention(x)
+    assert not torch.equal(first, second)
+    # Inverted dropout leaves the mean where it was: over many draws it returns to the undropped output.
+    mean = torch.stack([attention(x) for _ in range(4000)]).mean(0)
+    assert (mean - plain).abs().max() < 0.05
+
+
+def test_d_out_that_num_heads_does_not_divide_is_named() -> None:
+    with pytest.raises(ValueError, match=r"10.*3"):
+        MultiHeadAttention(4, 10, 6, 0.0, num_heads=3)
+
+
+def test_a_sequence_longer_than_the_context_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"7.*6"):
+        MultiHeadAttention(4, 4, 6, 0.0, num_heads=2)(torch.zeros(1, 7, 4))
+
+
+def test_weights_times_values_is_the_fused_output() -> None:
+    torch.manual_seed(3)
+    attention = MultiHeadAttention(12, 12, 20, 0.0, num_heads=3, qkv_bias=True)
+    x = torch.randn(2, 20, 12)
+    queries, keys, values = attention.heads(x)
+    assert queries.shape == keys.shape == values.shape == (2, 3, 20, 4)
+    weights = causal_attention_weights(queries, keys)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 20))
+    assert torch.equal(weights.triu(1), torch.zeros_like(weights))
+    context = (weights @ values).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attention.out_proj(context), attention(x))
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_the_cpus_output() -> None:
+    torch.manual_seed(4)
+    attention = MultiHeadAttention(64, 64, 128, 0.0, num_heads=4)
+    x = torch.randn(2, 128, 64)
+    torch.testing.assert_close(attention.cuda()(x.cuda()).cpu(), attention.cpu()(x), atol=1e-3, rtol=1e-3)

@@ -1,0 +1,66 @@
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpt.model import loss as loss_module
+from gpt.model.loss import IGNORED, next_token_loss
+
+
+def _plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    logits = (hidden @ weight.T).flatten(0, -2)
+    return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED, reduction="sum")
+
+
+@pytest.mark.parametrize("chunk_logits", [1, 7 * 101, 10**9])
+def test_loss_and_gradients_equal_the_plain_ones_whatever_the_chunk(
+    chunk_logits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", chunk_logits)
+    torch.manual_seed(0)
+    hidden = torch.randn(3, 10, 16, requires_grad=True)
+    weight = torch.randn(101, 16, requires_grad=True)
+    targets = torch.randint(0, 101, (3, 10))
+    targets[0, :4] = IGNORED
+    ours = next_token_loss(hidden, weight, targets)
+    theirs = _plain(hidden.double(), weight.double(), targets)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
+    scale = 0.37  # backward must honour the gradient that it is given
+    ours_grads = torch.autograd.grad(ours * scale, (hidden, weight))
+    theirs_grads = torch.autograd.grad(theirs * scale, (hidden, weight))
+    for got, expected in zip(ours_grads, theirs_grads, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_without_gradients_the_value_is_the_same_and_nothing_is_stored() -> None:
+    torch.manual_seed(1)
+    hidden, weight = torch.randn(8, 16), torch.randn(50, 16, requires_grad=True)
+    targets = torch.randint(0, 50, (8,))
+    with torch.no_grad():
+        value = next_token_loss(hidden, weight, targets)
+    assert not value.requires_grad
+    torch.testing.assert_close(value, next_token_loss(hidden, weight, targets).detach())
+
+
+def test_uniform_logits_cost_the_logarithm_of_the_vocabulary() -> None:
+    value = next_token_loss(torch.zeros(5, 4), torch.randn(64, 4), torch.arange(5))
+    torch.testing.assert_close(value, 5 * torch.tensor(64.0).log())
+
+
+def test_ignored_targets_count_for_nothing() -> None:
+    torch.manual_seed(2)
+    hidden = torch.randn(6, 4, requires_grad=True)
+    weight = torch.randn(9, 4)
+    value = next_token_loss(hidden, weight, torch.full((6,), IGNORED))
+    assert value == 0
+    value.backward()
+    assert torch.equal(hidden.grad, torch.zeros_like(hidden))
+
+
+def test_bfloat16_autocast_stays_close_to_float64() -> None:
+    torch.manual_seed(3)
+    hidden, weight = torch.randn(40, 32, requires_grad=True), (torch.randn(200, 32) / 6).requires_grad_()
+    targets = torch.randint(0, 200, (40,))
+    with torch.autocast("cpu", torch.bfloat16):
+        value = next_token_loss(hidden, weight, targets)
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.double(), _plain(hidden.double(), weight.double(), targets), rtol=5e-3, atol=0)

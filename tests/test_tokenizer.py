@@ -1,0 +1,120 @@
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import tiktoken
+
+import gpt
+from gpt.tokenizer import Tokenizer
+
+TRICKY = [
+    "",
+    " ",
+    "Hello, world!",
+    "naïve café \U0001f600\U0001f468\u200d\U0001f469\u200d\U0001f467 ❤️",
+    "深度学习 と 自然言語処理 한국어",
+    "def f(x):\n\treturn {'a': x ** 2}  # comment\n\n\n",
+    "\x00\x01\x1b[31m\x7f\u200b\ufeff",
+    "<|endoftext|>",
+    "1234567890 3.14159 don't WON'T",
+    "\r\n\r\n  trailing   ",
+    "a" * 1000,
+]
+
+
+@pytest.fixture(scope="module")
+def reference() -> tiktoken.Encoding:
+    """GPT-2 as tiktoken itself assembles it, from the shipped ranks instead of a download."""
+    from tiktoken.load import load_tiktoken_bpe
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    ranks = load_tiktoken_bpe(str(Path(gpt.__file__).with_name("gpt2.tiktoken")))
+    return tiktoken.Encoding(
+        "reference",
+        pat_str=r50k_pat_str,
+        mergeable_ranks=ranks,
+        special_tokens={"<|endoftext|>": 50256},
+        explicit_n_vocab=50257,
+    )
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_gpt2_gives_tiktokens_ids_and_gives_the_text_back(text: str, reference: tiktoken.Encoding) -> None:
+    tokenizer = Tokenizer("gpt2")
+    ids = tokenizer.encode(text)
+    assert ids == reference.encode(text, disallowed_special=())
+    assert tokenizer.decode(ids) == text
+
+
+def test_gpt2_known_ids() -> None:
+    # From the GPT-2 release and tiktoken's own README.
+    tokenizer = Tokenizer("gpt2")
+    assert (tokenizer.vocab_size, tokenizer.eot_id) == (50257, 50256)
+    assert tokenizer.encode("hello world") == [31373, 995]
+    assert tokenizer.decode([50256]) == "<|endoftext|>"
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_bytes_are_the_utf8_bytes(text: str) -> None:
+    tokenizer = Tokenizer("bytes")
+    assert tokenizer.encode(text) == list(text.encode())
+    assert tokenizer.decode(list(text.encode())) == text
+
+
+def test_bytes_has_end_of_text_after_the_256() -> None:
+    tokenizer = Tokenizer("bytes")
+    assert (tokenizer.vocab_size, tokenizer.eot_id) == (257, 256)
+    assert tokenizer.decode_bytes([0xF0, 0x9F]) == b"\xf0\x9f"
+    assert tokenizer.decode([0xF0, 0x9F]) == "\ufffd"
+
+
+def test_the_hash_is_that_of_the_ranks_file() -> None:
+    content = Path(gpt.__file__).with_name("gpt2.tiktoken").read_bytes()
+    assert Tokenizer("gpt2").sha256 == hashlib.sha256(content).hexdigest()
+    assert Tokenizer("bytes").sha256 != Tokenizer("gpt2").sha256
+
+
+def test_damaged_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    damaged = tmp_path / "gpt2.tiktoken"
+    damaged.write_bytes(b"IQ== 0\n")
+    monkeypatch.setattr("gpt.tokenizer._GPT2_RANKS", damaged)
+    with pytest.raises(ValueError, match="damaged"):
+        Tokenizer("gpt2")
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(ValueError, match=r"'gtp2'.*gpt2, bytes, cl100k_base"):
+        Tokenizer("gtp2")
+
+
+def test_any_tiktoken_name_is_asked_of_tiktoken(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def offline(name: str) -> tiktoken.Encoding:
+        asked.append(name)
+        raise ConnectionError
+
+    monkeypatch.setattr(tiktoken, "get_encoding", offline)
+    with pytest.raises(ValueError, match=r"cl100k_base.*download"):
+        Tokenizer("cl100k_base")
+    assert asked == ["cl100k_base"]
+
+
+@pytest.mark.network
+def test_cl100k_base_is_had_from_tiktoken() -> None:
+    tokenizer = Tokenizer("cl100k_base")
+    assert tokenizer.vocab_size == 100277
+    assert tokenizer.encode("tiktoken is great!") == [83, 1609, 5963, 374, 2294, 0]
+
+
+@pytest.mark.parametrize("ids", [[50257], [-1], [10**12]])
+def test_ids_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
+    with pytest.raises(ValueError, match="outside"):
+        Tokenizer("gpt2").decode(ids)
+
+
+def test_importing_it_needs_no_torch() -> None:
+    code = "import sys, gpt.tokenizer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
