@@ -2,8 +2,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpt.data.windows import IGNORED
 from gpt.model import loss as loss_module
-from gpt.model.loss import IGNORED, next_token_loss
+from gpt.model.loss import next_token_loss
 
 
 def _plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

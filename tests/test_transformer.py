@@ -5,8 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
-from gpt.model.transformer import GPT, GPTConfig
+from gpt.model.transformer import GPT
 
 TINY = GPTConfig(vocab_size=97, context_length=24, d_model=32, num_layers=3, num_heads=4, dropout=0.0)
 

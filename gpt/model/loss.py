@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-IGNORED = -100  # a target with this id counts for nothing (PyTorch's own convention)
+from gpt.data.windows import IGNORED
 
 # Logits held at once, in numbers: 64 MiB of float32, whatever V and N are.
 _CHUNK_LOGITS = 2**24
@@ -35,7 +35,7 @@ def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Ten
     hidden = hidden.reshape(-1, hidden.shape[-1])
     targets = targets.reshape(-1)
     if torch.is_grad_enabled() and (hidden.requires_grad or head_weight.requires_grad):
-        total: Tensor = _ChunkedCrossEntropy.apply(hidden, head_weight, targets)
+        total: Tensor = _ChunkedCrossEntropy.apply(hidden, head_weight, targets)  # type: ignore[no-untyped-call]
         return total
     total = hidden.new_zeros((), dtype=torch.float32)
     for rows in _chunks(len(targets), len(head_weight)):
@@ -67,7 +67,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grad_total, grad_weight * grad_total, None
 

@@ -1,0 +1,103 @@
+"""What a checkpoint is, and loading its weights safely, without lightning.
+
+A ``.ckpt`` is the file that Lightning writes: ``state_dict`` (keys ``model.*``), ``hyper_parameters`` with the
+model's shape and the tokenizer's name as plain values, ``format_version``, and the state of the optimizer and of
+the loops, which only training reads.
+"""
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gpt.model.config import GPTConfig
+from gpt.model.transformer import GPT
+from gpt.tokenizer import Tokenizer
+
+FORMAT_VERSION = 1
+BEST = "best.ckpt"
+LAST = "last.ckpt"
+_PREFIX = "model."
+
+
+def find_checkpoint(path: str | Path) -> Path:
+    """The file that a user means: a ``.ckpt``, or a run folder's ``best.ckpt``, else its ``last.ckpt``.
+
+    Raises:
+        ValueError: there is no such file or folder, or the folder has no checkpoint.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if not path.is_dir():
+        raise ValueError(f"there is no checkpoint {path}; give a run folder or a .ckpt file")
+    for name in (BEST, LAST):
+        if (path / name).is_file():
+            return path / name
+    raise ValueError(f"folder {path} has neither {BEST} nor {LAST}; give the folder of a run that has saved")
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint of ours, memory-mapped: tensors that nobody touches are never read from disk.
+
+    Only tensors and plain values are unpickled, whatever the environment says, so a hostile file runs nothing.
+
+    Args:
+        path: a run folder or a ``.ckpt`` file.
+
+    Returns:
+        The checkpoint's mapping, tensors on the CPU.
+
+    Raises:
+        ValueError: it is missing, damaged, or not one of ours.
+    """
+    file = find_checkpoint(path)
+    if not zipfile.is_zipfile(file):  # also what a truncated file fails
+        raise ValueError(f"{file} is not a checkpoint, or is damaged; give one that train.py wrote")
+    try:
+        content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise ValueError(f"{file} cannot be loaded safely: {str(error).splitlines()[0]}") from None
+    if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
+        raise ValueError(f"{file} is not a checkpoint of this project (format_version {FORMAT_VERSION})")
+    return content
+
+
+def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, Tokenizer]:
+    """Load a model, in eval mode, and its tokenizer.
+
+    Args:
+        path: a run folder or a ``.ckpt`` file.
+        device: where to put the weights.
+
+    Returns:
+        The model and the tokenizer.
+
+    Raises:
+        ValueError: it is missing, damaged, or not one of ours.
+    """
+    content = read_checkpoint(path)
+    try:
+        config = GPTConfig(**content["hyper_parameters"]["model"])
+        tokenizer = Tokenizer(content["hyper_parameters"]["tokenizer"])
+        weights = _model_weights(content["state_dict"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a checkpoint of this project: {error!r}") from None
+    if tokenizer.vocab_size != config.vocab_size:
+        raise ValueError(
+            f"{path} has {config.vocab_size} token ids and its tokenizer {tokenizer.name!r} {tokenizer.vocab_size}"
+        )
+    with torch.device("meta"):  # no time spent on weights that are replaced at once
+        model = GPT(config)
+    try:
+        model.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"{path} has other weights than its own shape needs: {str(error).splitlines()[-1]}") from None
+    return model.to(device).requires_grad_(False).eval(), tokenizer
+
+
+def _model_weights(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.removeprefix(_PREFIX): tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}

@@ -1,0 +1,53 @@
+"""What every script shares: a user's mistake is one line and exit status 2, logs go to stderr, JSON to stdout."""
+
+import argparse
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+_OUR_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "scripts")
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An argparse parser whose errors look like all others: one line, without the wall of usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print ``error: message`` and exit with status 2."""
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
+    """Call a script's body and turn what the user did wrong into one line.
+
+    A ValueError that our own code raised speaks to the user, as does an OSError (a missing file, a full disk);
+    one from deep inside a library is a fault of ours and keeps its traceback.
+
+    Args:
+        main: takes the arguments, returns the exit status.
+        argv: the arguments; default those of the process.
+
+    Returns:
+        The exit status: 2 for a user's mistake.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    try:
+        return main(sys.argv[1:] if argv is None else argv)
+    except (ValueError, OSError) as error:
+        if not isinstance(error, OSError) and not _raised_by_us(error):
+            raise
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def print_json(content: Any) -> None:
+    """Print exactly one JSON object on stdout."""
+    print(json.dumps(content, ensure_ascii=False))
+
+
+def _raised_by_us(error: BaseException) -> bool:
+    raising_file = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
+    return any(folder in raising_file.parents for folder in _OUR_FOLDERS)

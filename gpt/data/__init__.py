@@ -1,0 +1,1 @@
+"""Data: documents in, token shards with a manifest on disk, windows of tokens out."""

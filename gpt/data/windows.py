@@ -1,0 +1,196 @@
+"""From a split's tokens to batches: windows that cover each token once, in an order that is a pure function.
+
+Nothing here has state. Which windows are in the n-th batch follows from (seed, n) alone, so continuing a run
+means counting on from a number, whatever the number of loader workers or of processes.
+
+Shape letters: B micro-batch, T context_length.
+"""
+
+from collections.abc import Iterator
+from typing import TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, Sampler
+
+from gpt.data.shards import SplitTokens
+
+IGNORED = -100  # a target with this id counts for nothing (PyTorch's own convention)
+
+
+class Window(TypedDict):
+    """Inputs and, one step ahead, targets: (T,) each, int64; (B, T) once collated."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class TrainingBatch(TypedDict):
+    """One micro-batch, and the number of targets in the whole global batch that it is part of."""
+
+    inputs: Tensor
+    targets: Tensor
+    global_targets: int
+
+
+class TokenWindows(Dataset[Window]):
+    """A split cut into windows of T tokens, such that each token but the first is a target exactly once.
+
+    The last window may be shorter: it is padded at its end, with targets that count for nothing.
+
+    Args:
+        tokens: the split.
+        context_length: T.
+
+    Raises:
+        ValueError: the split is shorter than one whole window.
+    """
+
+    def __init__(self, tokens: SplitTokens, context_length: int) -> None:
+        if len(tokens) < context_length + 1:
+            raise ValueError(
+                f"one window needs {context_length + 1} tokens and split {tokens.name!r} has {len(tokens)}; prepare more "
+                "text (or another --val-fraction), or lower model.context_length"
+            )
+        self.tokens = tokens
+        self.context_length = context_length
+
+    def __len__(self) -> int:
+        return -(-(len(self.tokens) - 1) // self.context_length)
+
+    def num_targets(self, index: int) -> int:
+        """How many targets of the window count: T, or fewer in the last one."""
+        return min(self.context_length, len(self.tokens) - 1 - index * self.context_length)
+
+    def __getitem__(self, index: int) -> Window:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        T, start, n = self.context_length, index * self.context_length, self.num_targets(index)
+        tokens = torch.from_numpy(self.tokens.read(start, start + n + 1))
+        if n == T:
+            return {"inputs": tokens[:-1], "targets": tokens[1:]}
+        inputs, targets = torch.zeros(T, dtype=torch.int64), torch.full((T,), IGNORED)
+        inputs[:n], targets[:n] = tokens[:-1], tokens[1:]
+        return {"inputs": inputs, "targets": targets}
+
+
+class TrainingBatches(Dataset[TrainingBatch]):
+    """The endless sequence of micro-batches of a run, as a map from their number.
+
+    Epoch after epoch, each in an order of its own, the windows form one long line; global batch g is its g-th
+    stretch of ``global_batch_size``, cut into micro-batches, dealt to the ranks in turn. So the processes of a
+    run see disjoint windows, and together just those that one process would see.
+
+    Args:
+        windows: what to draw from.
+        seed: of the order.
+        global_batch_size: windows per optimizer step, over all ranks.
+        micro_batch_size: B, windows per forward pass on one rank.
+        rank: of this process.
+        world_size: number of processes; ``global_batch_size`` must be a multiple of B times it.
+    """
+
+    def __init__(
+        self,
+        windows: TokenWindows,
+        seed: int,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        assert global_batch_size % (micro_batch_size * world_size) == 0
+        self.windows = windows
+        self.seed = seed
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.rank = rank
+        self.world_size = world_size
+        self.accumulation = global_batch_size // (micro_batch_size * world_size)
+
+    def window_indices(self, first_slot: int, count: int) -> list[int]:
+        """Windows in the slots ``first_slot`` onwards of the run's long line."""
+        indices: list[int] = []
+        while len(indices) < count:  # a batch may straddle epochs
+            epoch, position = divmod(first_slot + len(indices), len(self.windows))
+            stop = min(position + count - len(indices), len(self.windows))
+            indices += epoch_permutation(np.arange(position, stop), len(self.windows), self.seed, epoch).tolist()
+        return indices
+
+    def __getitem__(self, number: int) -> TrainingBatch:
+        step, micro = divmod(number, self.accumulation)
+        batch = self.window_indices(step * self.global_batch_size, self.global_batch_size)
+        start = (micro * self.world_size + self.rank) * self.micro_batch_size
+        windows = [self.windows[index] for index in batch[start : start + self.micro_batch_size]]
+        return {
+            "inputs": torch.stack([window["inputs"] for window in windows]),
+            "targets": torch.stack([window["targets"] for window in windows]),
+            "global_targets": sum(self.windows.num_targets(index) for index in batch),
+        }
+
+
+class CountingSampler(Sampler[int]):
+    """Micro-batch numbers from a start on, for a run of unknown length.
+
+    Args:
+        start: number of micro-batches that were consumed before.
+    """
+
+    # Lightning skips a batch when it resumes a loader without a length, so give one that is never reached.
+    LENGTH = 2**48
+
+    def __init__(self, start: int = 0) -> None:
+        self.start = start
+
+    def __len__(self) -> int:
+        return self.LENGTH
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self.start, self.start + self.LENGTH))
+
+
+def epoch_permutation(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:
+    """Where a random order of ``range(size)`` puts the given positions, without holding that order.
+
+    A Feistel network permutes the smallest square power of two that holds ``size``; results beyond ``size``
+    are permuted again until they fall inside ("cycle walking"), which keeps it a permutation.
+
+    Args:
+        positions: (n,) in ``range(size)``.
+        size: length of the order.
+        seed: of the run.
+        epoch: each has an order of its own.
+
+    Returns:
+        (n,) int64, all different for different positions.
+
+    Source: Luby & Rackoff 1988; Black & Rogaway 2002, "Ciphers with arbitrary finite domains", section 4.
+    """
+    half_bits = max(1, -(-(size - 1).bit_length() // 2))
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(_FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
+    values = positions.astype(np.uint64)
+    outside = np.ones(len(values), dtype=bool)
+    while outside.any():
+        values[outside] = _feistel(values[outside], half_bits, keys)
+        outside = values >= size
+    return values.astype(np.int64)
+
+
+_FEISTEL_ROUNDS = 6
+
+
+def _feistel(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
+    left, right = values >> shift, values & mask
+    for key in keys:
+        left, right = right, left ^ (_mix(right ^ key) & mask)
+    return (left << shift) | right
+
+
+def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser: every input bit reaches every output bit (Steele et al. 2014)."""
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

@@ -1,0 +1,81 @@
+"""Loss, perplexity and bits per byte over a whole split, each token weighing the same.
+
+Validation during training and ``scripts/evaluate.py`` add up with the same class, so their figures agree.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gpt.data.windows import IGNORED, Window
+from gpt.model.loss import next_token_loss
+from gpt.model.transformer import GPT
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """How well a model predicts a text.
+
+    Args:
+        loss_nats: mean cross-entropy per token.
+        perplexity: its exponential.
+        bits_per_byte: the whole split's loss in bits over its size in UTF-8 bytes; comparable across tokenizers.
+        tokens: number of targets.
+    """
+
+    loss_nats: float
+    perplexity: float
+    bits_per_byte: float
+    tokens: int
+
+    @staticmethod
+    def from_totals(total_nats: float, tokens: int, utf8_bytes: int) -> "Evaluation":
+        """Put the sums over a split into the usual measures."""
+        loss = total_nats / tokens
+        perplexity = math.exp(loss) if loss < 700 else math.inf
+        return Evaluation(loss, perplexity, total_nats / math.log(2) / utf8_bytes, tokens)
+
+
+class LossTotals:
+    """Adds up losses and target counts over batches; stays on the device until asked, so nothing waits for it."""
+
+    def __init__(self) -> None:
+        self._losses: list[Tensor] = []
+        self._counts: list[Tensor] = []
+
+    def add(self, model: GPT, batch: Window) -> None:
+        """Add the summed loss of a batch: inputs and targets (B, T), int64, on the model's device."""
+        hidden = model.transformer(batch["inputs"])
+        self._losses.append(next_token_loss(hidden, model.head_weight, batch["targets"]))
+        self._counts.append((batch["targets"] != IGNORED).sum())
+
+    def totals(self) -> Tensor:
+        """Total nats and number of targets: (2,) float64, on the CPU."""
+        return torch.stack([torch.stack(values).cpu().double().sum() for values in (self._losses, self._counts)])
+
+
+def evaluate(model: GPT, batches: Iterable[Window], utf8_bytes: int) -> Evaluation:
+    """Evaluate a model over batches that make up a split.
+
+    The model is in eval mode meanwhile and back in its own mode afterwards; no random number is drawn.
+
+    Args:
+        model: the model.
+        batches: inputs and targets (B, T), int64.
+        utf8_bytes: size of the split's text.
+    """
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    totals = LossTotals()
+    try:
+        with torch.no_grad():
+            for batch in batches:
+                totals.add(model, {"inputs": batch["inputs"].to(device), "targets": batch["targets"].to(device)})
+    finally:
+        model.train(was_training)
+    nats, tokens = totals.totals().tolist()
+    return Evaluation.from_totals(nats, int(tokens), utf8_bytes)

@@ -1,0 +1,1 @@
+"""Generation: the next token drawn from the logits, again and again."""

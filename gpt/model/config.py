@@ -1,0 +1,38 @@
+"""The shape of a GPT-2. Without torch, so that a command line can show and check it at once."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class GPTConfig:
+    """Shape of a GPT-2; the defaults are GPT-2 small, 124,439,808 parameters.
+
+    Args:
+        vocab_size: number of token ids.
+        context_length: longest sequence, in tokens.
+        d_model: width of the residual stream.
+        num_layers: number of transformer blocks.
+        num_heads: attention heads per block; ``d_model`` must be a multiple of it.
+        dropout: probability on embeddings, attention weights and residual branches, while training only.
+        qkv_bias: whether the query, key and value projections have a bias, as GPT-2's have.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+
+    vocab_size: int = 50257
+    context_length: int = 1024
+    d_model: int = 768
+    num_layers: int = 12
+    num_heads: int = 12
+    dropout: float = 0.1
+    qkv_bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+        if self.d_model % self.num_heads != 0:
+            raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of model.num_heads ({self.num_heads})")
+        if not 0.0 <= self.dropout < 1.0:
+            raise ValueError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1")
