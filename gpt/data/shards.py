@@ -233,7 +233,7 @@ def verify(folder: Path) -> Manifest:
         ValueError: something is missing, damaged or other than the manifest says.
     """
     manifest = Manifest.load(folder)
-    manifest.check_tokenizer()
+    manifest.check_tokenizer(Tokenizer(manifest.tokenizer))
     for name, split in manifest.splits.items():
         tokens = SplitTokens(folder, manifest, name)
         for shard in split.shards:

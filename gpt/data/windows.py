@@ -28,10 +28,11 @@ class Window(TypedDict):
 
 
 class TrainingBatch(TypedDict):
-    """One micro-batch, and the number of targets in the whole global batch that it is part of."""
+    """One micro-batch (B, T), its number in the run, and the targets in the global batch that it is part of."""
 
     inputs: Tensor
     targets: Tensor
+    number: int
     global_targets: int
 
 
@@ -51,8 +52,8 @@ class TokenWindows(Dataset[Window]):
     def __init__(self, tokens: SplitTokens, context_length: int) -> None:
         if len(tokens) < context_length + 1:
             raise ValueError(
-                f"one window needs {context_length + 1} tokens and split {tokens.name!r} has {len(tokens)}; prepare more "
-                "text (or another --val-fraction), or lower model.context_length"
+                f"one window needs {context_length + 1} tokens and split {tokens.name!r} has {len(tokens)}; "
+                "prepare more text (or another --val-fraction), or lower model.context_length"
             )
         self.tokens = tokens
         self.context_length = context_length
@@ -127,6 +128,7 @@ class TrainingBatches(Dataset[TrainingBatch]):
         return {
             "inputs": torch.stack([window["inputs"] for window in windows]),
             "targets": torch.stack([window["targets"] for window in windows]),
+            "number": number,
             "global_targets": sum(self.windows.num_targets(index) for index in batch),
         }
 

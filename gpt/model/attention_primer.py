@@ -207,7 +207,7 @@ def walk_through() -> dict[str, tuple[Tensor, str]]:
 
 def main() -> None:
     """Print the walk."""
-    torch.set_printoptions(precision=4, sci_mode=False)
+    torch.set_printoptions(precision=4, sci_mode=False)  # type: ignore[no-untyped-call]
     for number, (title, (table, sentence)) in enumerate(walk_through().items(), start=1):
         print(f"{number}. {title}\n   {sentence}\n{table.detach()}\n")
 

@@ -1,0 +1,1 @@
+"""Attention maps: computed beside the fused path, scored, drawn."""

@@ -1,0 +1,1 @@
+"""Training: the only stage that imports lightning."""

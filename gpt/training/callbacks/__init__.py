@@ -1,0 +1,1 @@
+"""What happens beside a step: logging, watching, sampling, saving. One file each."""

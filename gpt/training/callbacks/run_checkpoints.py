@@ -1,0 +1,78 @@
+"""last.ckpt and best.ckpt of a run."""
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from gpt.checkpoint import BEST, LAST
+from gpt.files import sync_folder
+from gpt.training.module import GPTModule
+
+
+class RunCheckpoints(Checkpoint):
+    """Saves ``last.ckpt`` at intervals and after each validation, and keeps the best validated one as ``best.ckpt``.
+
+    The last step of a run is always validated and saved, whatever the intervals. Saving waits for a validation
+    that is due at the same step, so that no checkpoint lies between a step and its validation.
+
+    Args:
+        folder: the run's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.best_loss = float("inf")
+        self._last_step = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a continued run must know."""
+        return {"best_loss": self.best_loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue."""
+        self.best_loss = state_dict["best_loss"]
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Note where the run stands."""
+        self._last_step = trainer.global_step
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Save if that is due and no validation is."""
+        assert isinstance(pl_module, GPTModule)
+        step, config = trainer.global_step, pl_module.config
+        if step == self._last_step:  # in the middle of an accumulation
+            return
+        self._last_step = step
+        if step == trainer.max_steps:
+            trainer.should_stop = True  # makes Lightning validate, which saves
+        elif step % config.trainer.validate_every_steps != 0 and step % config.checkpoint.every_steps == 0:
+            trainer.save_checkpoint(self.folder / LAST)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Save, and if the loss is the lowest so far, keep this very file as the best."""
+        assert isinstance(pl_module, GPTModule)
+        assert pl_module.evaluation is not None
+        is_best = pl_module.evaluation.loss_nats < self.best_loss
+        if is_best:
+            self.best_loss = pl_module.evaluation.loss_nats
+        trainer.save_checkpoint(self.folder / LAST)
+        if is_best and trainer.is_global_zero:
+            _link(self.folder / LAST, self.folder / BEST)
+
+
+def _link(source: Path, target: Path) -> None:
+    """Give a file a second name, atomically: at no cost, since the next save renames over the first name."""
+    temporary = target.with_name(target.name + ".tmp")
+    temporary.unlink(missing_ok=True)
+    try:
+        os.link(source, temporary)
+    except OSError:  # a filesystem without hard links
+        shutil.copyfile(source, temporary)
+    temporary.replace(target)
+    sync_folder(target.parent)

@@ -1,0 +1,35 @@
+"""A sample text at each validation, for TensorBoard's Text tab."""
+
+import lightning as L
+
+from gpt.generation.generate import generate
+from gpt.generation.sampling import Sampling
+from gpt.tokenizer import Tokenizer
+from gpt.training.module import GPTModule
+
+_SAMPLING = Sampling(temperature=0.8, top_k=50)
+
+
+class SampleTexts(L.Callback):
+    """Lets the model write from the start of a text, with the same seed each time, so that samples compare.
+
+    Args:
+        tokenizer: the run's.
+        max_new_tokens: length of a sample.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_new_tokens: int) -> None:
+        self.tokenizer = tokenizer
+        self.max_new_tokens = max_new_tokens
+        self.text = ""
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Generate and log."""
+        assert isinstance(pl_module, GPTModule)
+        if not trainer.is_global_zero:
+            return
+        continuation = generate(pl_module.model, [], self.tokenizer.eot_id, self.max_new_tokens, _SAMPLING, seed=0)
+        self.text = self.tokenizer.decode(continuation.token_ids)
+        # Indented by four spaces it is a code block to the tab's Markdown: line ends and symbols stay as they are.
+        markdown = "\n".join(f"    {line}" for line in self.text.splitlines())
+        trainer.logger.experiment.add_text("sample", markdown, pl_module.steps_done)  # type: ignore[union-attr]

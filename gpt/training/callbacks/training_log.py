@@ -1,0 +1,127 @@
+"""Losses, learning rate, gradient norm and speed, to TensorBoard and to the terminal."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+import lightning as L
+from tqdm import tqdm
+
+from gpt.training.module import GPTModule
+from gpt.training.optim import learning_rate_at
+
+log = logging.getLogger(__name__)
+
+_LINE_SECONDS = 10.0  # without a terminal: a line at most this often
+
+
+class TrainingLog(L.Callback):
+    """Writes scalars when they are due, and only then asks the device for them.
+
+    In a terminal there is a bar with loss, tokens per second and the time left; elsewhere a line now and then.
+    """
+
+    def __init__(self) -> None:
+        self.train_loss = float("nan")
+        self._bar: tqdm[Any] | None = None
+        self._training_seconds = 0.0
+        self._training_steps = 0
+        self._steps_at_log, self._seconds_at_log = 0, 0.0
+        self._resumed_at = 0.0
+        self._next_line = 0.0
+        self._last_step = 0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over the whole run so far, without the time spent on validation and what comes with it."""
+        return self._training_steps * self._tokens_per_step / max(self._training_seconds, 1e-9)
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the clock and, in a terminal, the bar."""
+        assert isinstance(pl_module, GPTModule)
+        self._tokens_per_step = pl_module.config.tokens_per_step
+        self._last_step = pl_module.steps_done
+        if trainer.is_global_zero and sys.stderr.isatty():
+            self._bar = tqdm(total=trainer.max_steps, initial=self._last_step, unit="step", dynamic_ncols=True)
+        self._resumed_at = self._next_line = time.monotonic()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Log after an optimizer step, if that is due."""
+        assert isinstance(pl_module, GPTModule)
+        step = pl_module.steps_done
+        if step == self._last_step:  # in the middle of an accumulation
+            return
+        self._last_step = step
+        self._training_steps += 1
+        if self._bar is not None:
+            self._bar.update()
+        if step == 1 or step % pl_module.config.trainer.log_every_n_steps == 0 or step == trainer.max_steps:
+            self._log(trainer, pl_module, step)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock."""
+        self._training_seconds += time.monotonic() - self._resumed_at
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log the validation and start the clock again."""
+        assert isinstance(pl_module, GPTModule)
+        evaluation = pl_module.evaluation
+        assert evaluation is not None
+        if trainer.logger is not None:
+            names = ("loss_nats", "perplexity", "bits_per_byte")
+            metrics = {f"val/{name}": getattr(evaluation, name) for name in names}
+            trainer.logger.log_metrics(metrics, step=pl_module.steps_done)
+        if trainer.is_global_zero:
+            self._say(
+                f"step {pl_module.steps_done}: validation loss {evaluation.loss_nats:.4f} nats, "
+                f"perplexity {evaluation.perplexity:.2f}, {evaluation.bits_per_byte:.4f} bits per byte"
+            )
+        self._resumed_at = time.monotonic()
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Close the bar."""
+        self._close()
+
+    def _log(self, trainer: L.Trainer, module: GPTModule, step: int) -> None:
+        # Reading the loss waits for the device, so the clock is read after it.
+        self.train_loss = float(trainer.strategy.reduce(module.train_loss.clone(), reduce_op="sum"))
+        gradient_norm = float(module.gradient_norm)
+        now = time.monotonic()
+        self._training_seconds += now - self._resumed_at
+        self._resumed_at = now
+        steps = self._training_steps - self._steps_at_log
+        rate = steps * self._tokens_per_step / max(self._training_seconds - self._seconds_at_log, 1e-9)
+        self._steps_at_log, self._seconds_at_log = self._training_steps, self._training_seconds
+        if trainer.logger is not None:
+            metrics = {
+                "train/loss_nats": self.train_loss,
+                "train/learning_rate": learning_rate_at(step - 1, module.config.optim, module.config.trainer.max_steps),
+                "train/gradient_norm": gradient_norm,
+                "train/tokens_per_second": rate,
+            }
+            trainer.logger.log_metrics(metrics, step=step)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {self.train_loss:.4f}, {rate:,.0f} tokens/s", refresh=False)
+        elif trainer.is_global_zero and now >= self._next_line:
+            left = (trainer.max_steps - step) * self._training_seconds / self._training_steps
+            progress = f"step {step} of {trainer.max_steps}: loss {self.train_loss:.4f}"
+            self._say(f"{progress}, {rate:,.0f} tokens/s, {left:.0f} s left")
+            self._next_line = now + _LINE_SECONDS
+
+    def _say(self, message: str) -> None:
+        if self._bar is not None:
+            self._bar.write(message, file=sys.stderr)
+        else:
+            log.info(message)
+
+    def _close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

@@ -1,0 +1,316 @@
+"""The run's config: documented dataclasses, filled from one YAML file and flags of the same names.
+
+No heavy import here, so that ``train.py --help`` and a refusal of a misspelt key take a fraction of a second.
+"""
+
+import difflib
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace
+
+from gpt.files import atomic_write
+from gpt.model.config import GPTConfig
+
+
+def _at_least(minimum: int, section: str, config: Any, *names: str) -> None:
+    for name in names:
+        if not getattr(config, name) >= minimum:  # so, and not "<", a NaN is refused too
+            raise ValueError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """What to train on, and how much at once.
+
+    Args:
+        path: folder that prepare_data.py wrote.
+        global_batch_size: windows per optimizer step, over all processes and micro-batches together.
+        micro_batch_size: windows per forward pass of one process; gradients are accumulated over as many passes
+            as the global batch needs, so that changing devices does not change the run.
+        num_workers: processes that read windows ahead; 0 reads them in the training process.
+    """
+
+    path: str = "data/pydocs"
+    global_batch_size: int = 512
+    micro_batch_size: int = 8
+    num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        _at_least(1, "data", self, "global_batch_size", "micro_batch_size")
+        _at_least(0, "data", self, "num_workers")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """AdamW and its learning rate; weight decay acts on matrices only.
+
+    Args:
+        learning_rate: the highest one, reached after the warmup.
+        min_learning_rate: where the cosine ends, at the last step.
+        warmup_steps: optimizer steps of linear rise from 0.
+        schedule: what follows the warmup: half a cosine down, or no change.
+        weight_decay: decoupled, on matrices (embeddings included), not on biases and norms.
+        betas: decay of AdamW's two averages.
+    """
+
+    learning_rate: float = 6e-4
+    min_learning_rate: float = 6e-5
+    warmup_steps: int = 700
+    schedule: Literal["cosine", "constant"] = "cosine"
+    weight_decay: float = 0.1
+    betas: tuple[float, float] = (0.9, 0.95)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.min_learning_rate <= self.learning_rate or self.learning_rate == 0:
+            raise ValueError(
+                f"optim.learning_rate is {self.learning_rate} and optim.min_learning_rate {self.min_learning_rate}; "
+                "the first must be positive and the second between 0 and it"
+            )
+        _at_least(0, "optim", self, "warmup_steps", "weight_decay")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"optim.betas are {list(self.betas)}; each must be at least 0 and below 1")
+
+
+@dataclass(frozen=True)
+class TrainerConfig:
+    """How long, on what, and how often to look; steps are optimizer steps, other words are Lightning's.
+
+    Args:
+        max_steps: optimizer steps in the whole run.
+        accelerator: ``auto`` takes a GPU if there is one, then Apple's MPS, then the CPU.
+        devices: processes on this machine, one per device.
+        num_nodes: machines.
+        strategy: Lightning's, for several processes: ``auto`` or ``ddp``.
+        precision: ``auto`` is bf16-mixed on a GPU that has it and 32-true elsewhere.
+        gradient_clip_val: largest norm of the gradient; 0 does not clip.
+        validate_every_steps: steps between validations over the whole split; the last step is always validated.
+        log_every_n_steps: steps between points in TensorBoard.
+        compile: compile the transformer with torch.compile (minutes of start-up; pays on a GPU).
+        sample_tokens: length of the sample text written at each validation; 0 writes none.
+    """
+
+    max_steps: int = 19_000
+    accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    devices: int = 1
+    num_nodes: int = 1
+    strategy: str = "auto"
+    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
+    gradient_clip_val: float = 1.0
+    validate_every_steps: int = 250
+    log_every_n_steps: int = 10
+    compile: bool = False
+    sample_tokens: int = 100
+
+    def __post_init__(self) -> None:
+        _at_least(1, "trainer", self, "max_steps", "devices", "num_nodes", "validate_every_steps", "log_every_n_steps")
+        _at_least(0, "trainer", self, "gradient_clip_val", "sample_tokens")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """When to save, beside the saves after each validation.
+
+    Args:
+        every_steps: steps between saves of ``last.ckpt``.
+    """
+
+    every_steps: int = 250
+
+    def __post_init__(self) -> None:
+        _at_least(1, "checkpoint", self, "every_steps")
+
+
+@dataclass(frozen=True)
+class AttentionMapsConfig:
+    """Attention maps of one fixed text, as images in TensorBoard.
+
+    Args:
+        enabled: whether to write them.
+        probe_text: the text; what does not fit into the context, or is beyond 64 tokens, is cut off.
+        captures: how often in the run, closer together at its start, and always before and after it.
+    """
+
+    enabled: bool = True
+    probe_text: str = "When the cat sat on the mat, the dog sat on the rug. When the cat ran, the dog ran."
+    captures: int = 10
+
+    def __post_init__(self) -> None:
+        if not 2 <= self.captures <= 12:
+            raise ValueError(f"attention_maps.captures is {self.captures}; it must be between 2 and 12")
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that a run depends on.
+
+    Args:
+        run_name: folder under checkpoints/; by default the config's name, then with -2, -3, ...
+        seed: of the initial weights, the data's order and dropout.
+        checkpoints_dir: where run folders are made.
+        model: shape of the model; the vocabulary comes with the data.
+        data: what to train on.
+        optim: the optimizer.
+        trainer: how long and on what.
+        checkpoint: when to save.
+        attention_maps: what to watch.
+    """
+
+    run_name: str | None = None
+    seed: int = 1234
+    checkpoints_dir: str = "checkpoints"
+    model: GPTConfig = field(default_factory=GPTConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    attention_maps: AttentionMapsConfig = field(default_factory=AttentionMapsConfig)
+
+    def __post_init__(self) -> None:
+        _at_least(0, "run", self, "seed")
+        if self.run_name is not None and (not self.run_name or Path(self.run_name).name != self.run_name):
+            raise ValueError(f"run_name is {self.run_name!r}; it must be a plain name, without folders")
+        data, world_size = self.data, self.world_size
+        if data.global_batch_size % (data.micro_batch_size * world_size) != 0:
+            raise ValueError(
+                f"data.global_batch_size ({data.global_batch_size}) must be a multiple of data.micro_batch_size "
+                f"({data.micro_batch_size}) times the number of processes ({world_size})"
+            )
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.trainer.devices * self.trainer.num_nodes
+
+    @property
+    def accumulation(self) -> int:
+        """Forward passes per optimizer step, in each process."""
+        return self.data.global_batch_size // (self.data.micro_batch_size * self.world_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Inputs per optimizer step, over all processes."""
+        return self.data.global_batch_size * self.model.context_length
+
+    def save(self, path: Path) -> None:
+        """Write the resolved config as YAML that ``train.py --config`` takes."""
+        content = asdict(self)
+        del content["model"]["vocab_size"]
+        content["optim"]["betas"] = list(self.optim.betas)
+        with atomic_write(path) as file:
+            file.write(yaml.safe_dump(content, sort_keys=False).encode())
+
+
+_SECTIONS: dict[str, type[Any]] = {
+    "model": GPTConfig,
+    "data": DataConfig,
+    "optim": OptimConfig,
+    "trainer": TrainerConfig,
+    "checkpoint": CheckpointConfig,
+    "attention_maps": AttentionMapsConfig,
+}
+# The vocabulary comes with the data, so it is no option.
+_SKIPPED = {"model": {"vocab_size"}}
+
+
+def config_parser() -> ArgumentParser:
+    """The options of a run, as jsonargparse shows them in ``--help``: sections and fields with their docstrings."""
+    parser = ArgumentParser(prog="train.py", exit_on_error=False, add_help=False)
+    parser.add_class_arguments(RunConfig, skip=set(_SECTIONS), sub_configs=False, as_group=True)
+    for name, section in _SECTIONS.items():
+        parser.add_class_arguments(section, name, skip=_SKIPPED.get(name, set()), sub_configs=False)
+    for action in parser._actions:
+        if action.dest in _SECTIONS:  # jsonargparse offers a file per section; one file for all is enough
+            action.help = SUPPRESS
+    return parser
+
+
+def config_keys() -> list[str]:
+    """Every key of the config, as ``section.field`` or, outside the sections, ``field``."""
+    keys = [field.name for field in fields(RunConfig) if field.name not in _SECTIONS]
+    for name, section in _SECTIONS.items():
+        keys += [f"{name}.{field.name}" for field in fields(section) if field.name not in _SKIPPED.get(name, set())]
+    return keys
+
+
+def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
+    """Read a YAML file, then flags over it.
+
+    Args:
+        config_file: the YAML file; every key is optional.
+        flags: ``--section.key value`` or ``--section.key=value``.
+
+    Raises:
+        ValueError: an unknown key (with the nearest known one), a wrong type, or a value out of range.
+    """
+    parser = config_parser()
+    content = _read_yaml(config_file)
+    for key in _leaf_keys(content):
+        _check_known(key, str(config_file))
+    for flag in flags:
+        if flag.startswith("--"):
+            _check_known(flag[2:].partition("=")[0], "the command line")
+    try:
+        return _build(parser.parse_args(flags, namespace=parser.parse_object(content)))
+    except (ArgumentError, TypeError) as error:
+        raise ValueError(_readable(str(error))) from None
+
+
+def _build(values: Namespace) -> RunConfig:
+    sections = {name: section(**vars(values[name])) for name, section in _SECTIONS.items()}
+    return RunConfig(**{**{f.name: values[f.name] for f in fields(RunConfig) if f.name not in _SECTIONS}, **sections})
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ValueError(f"there is no config file {path}; see configs/ for some")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping of sections to keys, such as 'model: {{num_layers: 4}}'")
+    return content
+
+
+def _leaf_keys(content: Mapping[Any, Any], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for key, value in content.items():
+        nested = isinstance(value, dict) and not prefix
+        keys += _leaf_keys(value, f"{key}.") if nested else [f"{prefix}{key}"]
+    return keys
+
+
+def _check_known(key: str, where: str) -> None:
+    known = config_keys()
+    if key in known:
+        return
+    if key in _SECTIONS:
+        examples = ", ".join(name for name in known if name.startswith(f"{key}."))
+        raise ValueError(f"{key!r} in {where} is a section; give its keys: {examples}")
+    # A lone field name, or a section misspelt, is matched on the part that is right.
+    by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    nearest = by_last_part or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
+    raise ValueError(f"unknown key {key!r} in {where}; {hint}")
+
+
+def _readable(message: str) -> str:
+    """Say what jsonargparse says of a wrong value, in this project's words."""
+    message = _one_line(message)
+    match = re.fullmatch(r'Parser key "(.+?)": Expected a (?:typing\.)?(.+?)\. Got value: (.+)', message)
+    if match is None:
+        return message
+    key, wanted, got = match.groups()
+    wanted = re.sub(r"<class '(\w+)'>", r"\1", wanted).replace("Literal", "one of ")
+    return f"{key} is {got!r}; it must be {wanted}"
+
+
+def _one_line(message: str) -> str:
+    return " ".join(message.split())

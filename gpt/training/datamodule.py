@@ -1,0 +1,70 @@
+"""The data of a run as Lightning wants it."""
+
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from torch.utils.data import DataLoader
+
+from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.windows import CountingSampler, TokenWindows, TrainingBatch, TrainingBatches, Window
+from gpt.tokenizer import Tokenizer
+from gpt.training.config import RunConfig
+
+
+class TokenDataModule(L.LightningDataModule):
+    """Windows of a prepared folder, dealt to the processes of a run.
+
+    Args:
+        config: the run's.
+
+    Raises:
+        ValueError: the folder is not prepared data, is damaged, or has a split without one whole window.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        super().__init__()
+        folder = Path(config.data.path)
+        self.config = config
+        self.manifest = Manifest.load(folder)
+        self.tokenizer = Tokenizer(self.manifest.tokenizer)
+        self.manifest.check_tokenizer(self.tokenizer)
+        self.train_windows, self.val_windows = (
+            TokenWindows(SplitTokens(folder, self.manifest, split), config.model.context_length)
+            for split in ("train", "val")
+        )
+
+    def train_dataloader(self) -> DataLoader[TrainingBatch]:
+        """Micro-batches of this process, from where the run stands, without end."""
+        assert self.trainer is not None
+        batches = TrainingBatches(
+            self.train_windows,
+            seed=self.config.seed,
+            global_batch_size=self.config.data.global_batch_size,
+            micro_batch_size=self.config.data.micro_batch_size,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+        )
+        consumed = self.trainer.global_step * batches.accumulation
+        return DataLoader(
+            batches,
+            batch_size=None,  # an item is a whole micro-batch already
+            sampler=CountingSampler(start=consumed),
+            **self._worker_options(),
+        )
+
+    def val_dataloader(self) -> DataLoader[Window]:
+        """Every window of the validation split once, over all processes together."""
+        assert self.trainer is not None
+        return DataLoader(
+            self.val_windows,
+            batch_size=self.config.data.micro_batch_size,
+            sampler=range(self.trainer.global_rank, len(self.val_windows), self.trainer.world_size),
+            **self._worker_options(),
+        )
+
+    def _worker_options(self) -> dict[str, Any]:
+        workers = self.config.data.num_workers
+        assert self.trainer is not None
+        on_gpu = self.trainer.strategy.root_device.type == "cuda"
+        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": on_gpu}

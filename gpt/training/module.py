@@ -1,0 +1,142 @@
+"""The Lightning module: one step shared by training and validation, and what a step must remember."""
+
+import platform
+import subprocess
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor
+
+import gpt
+from gpt.checkpoint import FORMAT_VERSION
+from gpt.data.shards import Manifest
+from gpt.data.windows import TrainingBatch, Window
+from gpt.evaluation import Evaluation, LossTotals
+from gpt.model.config import GPTConfig
+from gpt.model.loss import next_token_loss
+from gpt.model.transformer import GPT
+from gpt.training.config import RunConfig
+from gpt.training.optim import build_optimizer, learning_rate_at
+
+
+class GPTModule(L.LightningModule):
+    """Trains a GPT on micro-batches of a global batch.
+
+    Args:
+        config: the run's.
+        manifest: of the data: its vocabulary is the model's, and its hash goes into the checkpoint.
+    """
+
+    def __init__(self, config: RunConfig, manifest: Manifest) -> None:
+        super().__init__()
+        self.config = config
+        self.manifest = manifest
+        shape = {**asdict(config.model), "vocab_size": manifest.vocab_size}
+        # Plain values only: dataclasses, paths and the like save well and then do not load safely.
+        self.save_hyperparameters({"model": shape, "tokenizer": manifest.tokenizer}, logger=False)
+        self.model = GPT(GPTConfig(**shape))
+        # Of the optimizer step under way: tensors on the device, read by whoever logs, so that no step waits.
+        self.train_loss = torch.zeros(())
+        self.gradient_norm = torch.zeros(())
+        self.evaluation: Evaluation | None = None
+        self._val_totals = LossTotals()
+
+    @property
+    def steps_done(self) -> int:
+        """Optimizer steps taken so far."""
+        return self.trainer.global_step
+
+    def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
+        """This micro-batch's share of the mean loss over the global batch."""
+        first_of_step = batch["number"] % self.config.accumulation == 0
+        self._seed_generators(batch["number"])
+        hidden = self.model.transformer(batch["inputs"])
+        loss_sum = next_token_loss(hidden, self.model.head_weight, batch["targets"])
+        share = loss_sum / batch["global_targets"]
+        self.train_loss = share.detach() if first_of_step else self.train_loss + share.detach()
+        # Lightning divides by the number of micro-batches, and data parallelism averages over ranks: both are
+        # undone, since the share is already one of the whole.
+        return share * (self.config.accumulation * self.trainer.world_size)
+
+    def on_validation_epoch_start(self) -> None:
+        """Start adding up."""
+        self._val_totals = LossTotals()
+
+    def validation_step(self, batch: Window, batch_idx: int) -> None:
+        """Add a batch of the validation split."""
+        self._val_totals.add(self.model, batch)
+
+    def on_validation_epoch_end(self) -> None:
+        """Put the whole split's loss into measures, over all ranks."""
+        totals = self._val_totals.totals().to(self.device if self.trainer.world_size > 1 else "cpu")
+        nats, tokens = self.trainer.strategy.reduce(totals, reduce_op="sum").tolist()
+        self.evaluation = Evaluation.from_totals(nats, int(tokens), self.manifest.splits["val"].utf8_bytes)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        """AdamW, and a learning rate for each optimizer step."""
+        optim, max_steps = self.config.optim, self.config.trainer.max_steps
+        optimizer = build_optimizer(self.parameters(), optim)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: learning_rate_at(step, optim, max_steps) / optim.learning_rate
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Scale the gradient down to the largest allowed norm, keeping the norm that it had."""
+        limit = self.config.trainer.gradient_clip_val or float("inf")
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit, foreach=True)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Say what the file is and where it comes from, in plain values."""
+        checkpoint["format_version"] = FORMAT_VERSION
+        checkpoint["provenance"] = {
+            "mini_gpt": gpt.__version__,
+            "torch": str(torch.__version__),
+            "lightning": L.__version__,
+            "python": platform.python_version(),
+            "git_revision": git_revision(),
+            "manifest_sha256": self.manifest.sha256,
+            "val_loss_nats": self.evaluation.loss_nats if self.evaluation else None,
+        }
+
+    def _seed_generators(self, number: int) -> None:
+        # Dropout of a micro-batch depends on its number alone: not on what was sampled, watched or validated
+        # before it, nor on whether the run was interrupted. (torch.manual_seed would cost 0.3 ms.)
+        seed = _mixed_seed(self.config.seed, number, self.trainer.global_rank)
+        torch.default_generator.manual_seed(seed)
+        if self.device.type == "cuda":
+            torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+        elif self.device.type == "mps":
+            torch.mps.manual_seed(seed)
+
+
+def _mixed_seed(seed: int, number: int, rank: int) -> int:
+    """A well spread 64-bit seed for each (seed, number, rank); a CPU generator uses its lower 32 bits."""
+    value = seed
+    for part in (number, rank):
+        value = (value * 0x9E3779B97F4A7C15 + part + 1) % 2**64
+        value ^= value >> 30
+        value = value * 0xBF58476D1CE4E5B9 % 2**64
+        value ^= value >> 27
+    return value % 2**63
+
+
+def git_revision() -> str | None:
+    """The commit of the source tree that runs, with ``-dirty`` if it was changed; None outside a repository."""
+    try:
+        command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+        answer = subprocess.run(
+            command, cwd=Path(gpt.__file__).parent, capture_output=True, text=True, timeout=10, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout.strip() or None

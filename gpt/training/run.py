@@ -1,0 +1,214 @@
+"""A training run from start to end."""
+
+import logging
+import os
+import time
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from gpt.checkpoint import BEST, LAST
+from gpt.training.callbacks.attention_images import AttentionImages
+from gpt.training.callbacks.run_checkpoints import RunCheckpoints
+from gpt.training.callbacks.samples import SampleTexts
+from gpt.training.callbacks.training_log import TrainingLog
+from gpt.training.checkpoint_io import AtomicCheckpointIO
+from gpt.training.config import RunConfig
+from gpt.training.datamodule import TokenDataModule
+from gpt.training.module import GPTModule
+
+log = logging.getLogger(__name__)
+
+CONFIG_NAME = "config.yaml"
+_RUN_DIR_VARIABLE = "MINI_GPT_RUN_DIR"  # from a run's first process to those that it starts
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a finished run has to say.
+
+    Args:
+        run_dir: its folder.
+        steps: optimizer steps taken.
+        train_loss_nats: of the last step, per token.
+        val_loss_nats: of the last validation, per token over the whole split.
+        val_bits_per_byte: the same in bits per UTF-8 byte.
+        tokens_per_second: trained on, validation time not counted.
+        seconds: from start to end.
+    """
+
+    run_dir: str
+    steps: int
+    train_loss_nats: float
+    val_loss_nats: float
+    val_bits_per_byte: float
+    tokens_per_second: float
+    seconds: float
+
+
+def train(config: RunConfig, default_name: str) -> RunResult:
+    """Train a model as the config says.
+
+    Everything that can be refused is refused before the run folder is made.
+
+    Args:
+        config: the run's.
+        default_name: of the run folder, if the config names none.
+
+    Returns:
+        Losses and speed.
+
+    Raises:
+        ValueError: the config, the data or the run folder do not allow the run.
+    """
+    started = time.monotonic()
+    data = TokenDataModule(config)
+    L.seed_everything(config.seed, verbose=False)
+    module = GPTModule(config, data.manifest)
+    training_log = TrainingLog()
+    callbacks: list[L.Callback] = [training_log]
+    if config.trainer.sample_tokens:
+        callbacks.append(SampleTexts(data.tokenizer, config.trainer.sample_tokens))
+    if config.attention_maps.enabled:
+        shape = (config.trainer.max_steps, config.model.context_length)
+        callbacks.append(AttentionImages(config.attention_maps, data.tokenizer, *shape))
+
+    run_dir = make_run_dir(config, default_name)
+    trainer = build_trainer(config, run_dir, [*callbacks, RunCheckpoints(run_dir)])
+    if trainer.is_global_zero:
+        config.save(run_dir / CONFIG_NAME)
+        describe(config, module, data, trainer, run_dir)
+    if config.trainer.compile:
+        module.model.transformer.compile()
+    trainer.fit(module, data)
+
+    assert module.evaluation is not None  # RunCheckpoints has the last step validated
+    return RunResult(
+        run_dir=str(run_dir),
+        steps=trainer.global_step,
+        train_loss_nats=training_log.train_loss,
+        val_loss_nats=module.evaluation.loss_nats,
+        val_bits_per_byte=module.evaluation.bits_per_byte,
+        tokens_per_second=training_log.tokens_per_second,
+        seconds=time.monotonic() - started,
+    )
+
+
+def make_run_dir(config: RunConfig, default_name: str) -> Path:
+    """Make the folder of a run: a named one must be new, the default name is counted up until it is.
+
+    Of several processes the first makes it. Those that it starts are told by an environment variable; those
+    that torchrun or SLURM starts need ``run_name``.
+
+    Raises:
+        ValueError: a folder of the given name is there already, or the processes could not agree on a name.
+    """
+    parent = Path(config.checkpoints_dir)
+    if _rank() > 0:
+        if _RUN_DIR_VARIABLE in os.environ:
+            return Path(os.environ[_RUN_DIR_VARIABLE])
+        if config.run_name is None:
+            raise ValueError("with processes started from outside (torchrun, SLURM), give --run_name")
+        return parent / config.run_name
+    names = [config.run_name] if config.run_name else [default_name, *(f"{default_name}-{n}" for n in range(2, 10_000))]
+    parent.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        try:
+            (parent / name).mkdir()
+        except FileExistsError:
+            continue
+        if config.world_size > 1:
+            os.environ[_RUN_DIR_VARIABLE] = str(parent / name)
+        return parent / name
+    raise ValueError(f"run folder {parent / names[0]} exists already; choose another --run_name")
+
+
+def _rank() -> int:
+    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    return int(next((os.environ[name] for name in names if name in os.environ), 0))
+
+
+def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback]) -> L.Trainer:
+    """Lightning's trainer, told to leave to us what we do ourselves."""
+    # Noise of libraries, and advice that does not fit: windows are read faster than a model trains on them, and TF32 is chosen below.
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    torch.set_float32_matmul_precision("high")  # on a GPU, float32 products in TF32; nothing changes on a CPU
+    options = config.trainer
+    return L.Trainer(
+        accelerator=options.accelerator,
+        devices=options.devices,
+        num_nodes=options.num_nodes,
+        strategy=options.strategy,
+        precision=choose_precision(config),
+        max_steps=options.max_steps,
+        max_epochs=-1,
+        accumulate_grad_batches=config.accumulation,
+        val_check_interval=options.validate_every_steps * config.accumulation,
+        check_val_every_n_epoch=None,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # our batches are dealt to the processes already
+        callbacks=callbacks,
+        plugins=[AtomicCheckpointIO()],
+        logger=_RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=0),
+        enable_model_summary=False,
+        enable_progress_bar=False,
+    )
+
+
+def choose_precision(config: RunConfig) -> Any:
+    """The configured precision, or bf16-mixed on a GPU that has it and 32-true elsewhere."""
+    if config.trainer.precision != "auto":
+        return config.trainer.precision
+    on_gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+    return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+
+
+def describe(config: RunConfig, module: GPTModule, data: TokenDataModule, trainer: L.Trainer, run_dir: Path) -> None:
+    """The first lines of a run: what is trained, on what, for how long, and where it is written."""
+    train_split = data.train_windows.tokens
+    tokens = config.trainer.max_steps * config.tokens_per_step
+    log.info(
+        "model: %s parameters, %d layers, %d heads, d_model %d, context %d, %d token ids",
+        f"{module.model.num_parameters:,}",
+        config.model.num_layers,
+        config.model.num_heads,
+        config.model.d_model,
+        config.model.context_length,
+        data.manifest.vocab_size,
+    )
+    log.info(
+        "data: %s (tokenizer %s), %s training tokens, %d validation windows",
+        config.data.path,
+        data.manifest.tokenizer,
+        f"{len(train_split):,}",
+        len(data.val_windows),
+    )
+    log.info(
+        "run: %d steps of %s tokens = %.2f epochs, on %s in %s, %d forward passes per step and process",
+        config.trainer.max_steps,
+        f"{config.tokens_per_step:,}",
+        tokens / (len(train_split) - 1),
+        trainer.strategy.root_device,
+        trainer.precision,
+        config.accumulation,
+    )
+    if config.optim.warmup_steps >= config.trainer.max_steps:
+        log.warning("the warmup (%d steps) is not over when the run ends", config.optim.warmup_steps)
+    log.info("writing to %s (%s, %s, %s, TensorBoard events)", run_dir, CONFIG_NAME, LAST, BEST)
+
+
+class _RunLogger(TensorBoardLogger):
+    """TensorBoard events straight in the run folder, and no hparams.yaml beside config.yaml."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Flush."""
+        self.experiment.flush()

@@ -1,0 +1,72 @@
+"""Evaluate a checkpoint on prepared data. See --help."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from gpt.command_line import ArgumentParser, print_json, run
+
+DESCRIPTION = """\
+Loss, perplexity and bits per byte of a model over a whole split.
+
+  python scripts/evaluate.py checkpoints/quickstart --data data/pydocs
+"""
+EPILOG = "--json prints one object with the keys loss_nats, perplexity, bits_per_byte and tokens."
+
+
+def parser() -> ArgumentParser:
+    """The command line."""
+    parser = ArgumentParser(
+        prog="evaluate.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder (best.ckpt, else last.ckpt) or .ckpt file")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that prepare_data.py wrote")
+    parser.add_argument("--split", default="val", help="train or val (default val)")
+    parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="windows at once (default 8)")
+    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return parser
+
+
+def body(argv: list[str]) -> int:
+    """Evaluate."""
+    args = parser().parse_args(argv)
+    if args.batch_size < 1:
+        raise ValueError(f"--batch-size is {args.batch_size}; it must be at least 1")
+    # Imported here so that --help answers at once.
+    from dataclasses import asdict
+
+    from torch.utils.data import DataLoader
+
+    from gpt.checkpoint import load_model
+    from gpt.data.shards import Manifest, SplitTokens
+    from gpt.data.windows import TokenWindows
+    from gpt.devices import choose_device
+    from gpt.evaluation import evaluate
+
+    manifest = Manifest.load(args.data)
+    tokens = SplitTokens(args.data, manifest, args.split)
+    model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
+    manifest.check_tokenizer(tokenizer)
+    batches = DataLoader(TokenWindows(tokens, model.config.context_length), batch_size=args.batch_size)
+    evaluation = evaluate(model, batches, tokens.info.utf8_bytes)
+    if args.json:
+        print_json(asdict(evaluation))
+    else:
+        print(
+            f"loss {evaluation.loss_nats:.4f} nats, perplexity {evaluation.perplexity:.2f}, "
+            f"{evaluation.bits_per_byte:.4f} bits per byte, over {evaluation.tokens:,} tokens"
+        )
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(body, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,77 @@
+"""Train a model. See --help."""
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from gpt.command_line import ArgumentParser, print_json, run
+from gpt.training.config import config_parser, parse_config
+
+DESCRIPTION = """\
+Train a GPT-2 on prepared data, as a YAML config and flags of the same names say.
+
+  python scripts/train.py --config configs/quickstart.yaml
+  python scripts/train.py --config configs/gpt2_small.yaml --data.path data/mine --trainer.max_steps 1000
+
+A run writes checkpoints/RUN_NAME: config.yaml (everything resolved), last.ckpt, best.ckpt and TensorBoard events.
+"""
+EPILOG = """\
+--json prints one object with the keys run_dir, steps, train_loss_nats, val_loss_nats, val_bits_per_byte,
+tokens_per_second and seconds.
+"""
+
+
+def parser() -> ArgumentParser:
+    """The options beside those of the config."""
+    parser = ArgumentParser(
+        prog="train.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("-h", "--help", action="store_true", help="show this and every key of the config, and exit")
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/quickstart.yaml")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
+    return parser
+
+
+def body(argv: list[str]) -> int:
+    """Train."""
+    args, flags = parser().parse_known_args(argv)
+    if args.help:
+        print(f"{parser().format_help()}\n{config_parser().format_help()}")
+        return 0
+    if args.config is None:
+        raise ValueError("give --config FILE, for example configs/quickstart.yaml")
+    config = parse_config(args.config, flags)
+
+    # Imported here, since lightning takes seconds: --help and a misspelt key are answered without it.
+    from dataclasses import asdict
+
+    from gpt.training.run import train
+
+    result = train(config, default_name=args.config.stem)
+    logging.getLogger("train").info(
+        "done: %d steps in %.0f s (%s tokens/s), training loss %.4f, validation loss %.4f nats (%.4f bits per byte)",
+        result.steps,
+        result.seconds,
+        f"{result.tokens_per_second:,.0f}",
+        result.train_loss_nats,
+        result.val_loss_nats,
+        result.val_bits_per_byte,
+    )
+    if args.json:
+        print_json(asdict(result))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(body, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
