@@ -68,7 +68,9 @@ def body(argv: list[str]) -> int:
                 }
             )
             if not args.json:
-                print(f"{'' if len(samples) == 1 else '---\n'}{prompt}{text}", flush=True)
+                if len(samples) > 1:
+                    print("---")
+                print(prompt + text, flush=True)
     if args.json:
         print_json({"samples": samples})
     return 0

@@ -148,18 +148,17 @@ class Manifest:
         """Hash of the manifest, which hashes every shard: two equal ones mean equal data."""
         return sha256_of_json(asdict(self))
 
-    def check_tokenizer(self) -> Tokenizer:
-        """Make the tokenizer that the shards were made with.
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """See to it that the shards were made with just this tokenizer.
 
         Raises:
-            ValueError: the tokenizer of that name has other ranks than the data.
+            ValueError: they were made with another one, or with other ranks under its name.
         """
-        tokenizer = Tokenizer(self.tokenizer)
         if (tokenizer.sha256, tokenizer.vocab_size) != (self.tokenizer_sha256, self.vocab_size):
             raise ValueError(
-                f"the data was made with another version of tokenizer {self.tokenizer!r}; prepare it again"
+                f"the data was made with tokenizer {self.tokenizer!r} ({self.vocab_size} ids), not with this "
+                f"{tokenizer.name!r} ({tokenizer.vocab_size} ids); prepare it with --tokenizer {tokenizer.name}"
             )
-        return tokenizer
 
 
 class SplitTokens:
