@@ -1,9 +1,13 @@
-"""What every test shares: which marked tests can run here."""
+"""What every test shares: which marked tests can run here, and a tiny run, from text to checkpoint."""
 
 import os
 import socket
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+
+from scripts import prepare_data, train
 
 # Set before torch or datasets is imported anywhere: no test may reach for the Hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -33,3 +37,50 @@ def _reaches_network() -> bool:
             return True
     except OSError:
         return False
+
+
+TINY_CONFIG = """\
+model: {context_length: 32, d_model: 32, num_layers: 2, num_heads: 2, dropout: 0.1}
+data: {global_batch_size: 4, micro_batch_size: 2}
+optim: {learning_rate: 3e-3, min_learning_rate: 3e-4, warmup_steps: 5}
+trainer: {max_steps: 30, validate_every_steps: 12, log_every_n_steps: 1, accelerator: cpu, sample_tokens: 8}
+checkpoint: {every_steps: 5}
+attention_maps: {probe_text: "the cat sat on the mat", captures: 4}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A prepared folder of about 3,500 bytes of text, tokenizer bytes."""
+    folder = tmp_path_factory.mktemp("tiny")
+    text = "\n".join(f"{number} bottles of beer on the wall, take one down" for number in range(80))
+    (folder / "song.txt").write_text(text)
+    assert prepare_data.main([str(folder / "song.txt"), "--output", str(folder / "data"), "--tokenizer", "bytes"]) == 0
+    return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A config that trains in seconds."""
+    path = tmp_path_factory.mktemp("configs") / "tiny.yaml"
+    path.write_text(TINY_CONFIG)
+    return path
+
+
+@pytest.fixture(scope="session")
+def train_tiny(tiny_data: Path, tiny_config: Path) -> Callable[..., int]:
+    """Call train.py's main in process: ``train_tiny(checkpoints_dir, *flags)`` gives its exit status."""
+
+    def call(checkpoints_dir: Path, *flags: str) -> int:
+        where = ["--checkpoints_dir", str(checkpoints_dir), "--data.path", str(tiny_data)]
+        return train.main(["--config", str(tiny_config), *where, *flags])
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def tiny_run(train_tiny: Callable[..., int], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    assert train_tiny(folder) == 0
+    return folder / "tiny"

@@ -23,6 +23,7 @@ _CIVIDIS = np.array(
     ],
     dtype=np.float64,
 )
+_GRID_PIXELS = 768
 _FUTURE = (208, 208, 208)
 _INK = (30, 30, 30)
 _PAPER = (255, 255, 255)
@@ -41,7 +42,7 @@ def grid_picture(maps: NDArray[np.float32], title: str) -> Picture:
         (height, width, 3) uint8.
     """
     num_layers, num_heads, T, _ = maps.shape
-    scale = max(1, round(72 / T))
+    scale = max(1, _GRID_PIXELS // (max(num_layers, num_heads) * T))
     size, gap, left, top = T * scale, 6, 58, 40
     image = Image.new("RGB", (left + num_heads * (size + gap), top + num_layers * (size + gap)), _PAPER)
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(12)
@@ -70,22 +71,17 @@ def head_picture(weights: NDArray[np.float32], labels: list[str], title: str) ->
     scale, font = 14, ImageFont.load_default(11)
     side = len(labels) * scale
     margin = 10 + round(max(font.getlength(label) for label in labels))
-    top = margin + 22
+    top = margin + 38
     width = margin + max(side + 8, round(font.getlength(title)))
     image = Image.new("RGB", (width, top + side + 8), _PAPER)
     draw = ImageDraw.Draw(image)
-    draw.text((6, 4), title, fill=_INK, font=font)
-    across = Image.new("RGB", (margin - 4, side), _PAPER)  # key labels, drawn level and then turned upright
+    draw.text((6, 4), f"{title}\nrow: the token that reads; bright: where it looks", fill=_INK, font=font)
+    key_labels = Image.new("RGB", (margin - 4, side), _PAPER)  # drawn level, then turned upright
     for row, label in enumerate(labels):
         middle = row * scale + scale / 2
         draw.text((margin - 4, top + middle), label, _INK, font, anchor="rm")
-        ImageDraw.Draw(across).text((0, side - middle), label, _INK, font, anchor="lm")
-    image.paste(
-        across.transpose(Image.Transpose.ROTATE_90)
-        .transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        .transpose(Image.Transpose.FLIP_LEFT_RIGHT),
-        (margin, top - across.width - 2),
-    )
+        ImageDraw.Draw(key_labels).text((2, middle), label, _INK, font, anchor="lm")
+    image.paste(key_labels.transpose(Image.Transpose.ROTATE_90), (margin, top - key_labels.width))
     image.paste(_map_image(weights, scale), (margin, top))
     return np.asarray(image)
 

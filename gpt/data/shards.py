@@ -140,7 +140,7 @@ class Manifest:
                 raise ValueError(f"dtype {content['dtype']!r}")
             splits = {name: _split(value) for name, value in content.pop("splits").items()}
             return Manifest(splits=splits, sources=tuple(content.pop("sources")), **content)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise ValueError(f"{path} is not a manifest that this version reads: {error}; prepare it again") from None
 
     @property

@@ -47,23 +47,31 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its learning rate; weight decay acts on matrices only.
+    """The optimizer and its learning rate; weight decay acts on matrices only.
 
     Args:
-        learning_rate: the highest one, reached after the warmup.
-        min_learning_rate: where the cosine ends, at the last step.
+        name: adamw, or muon: Muon for the matrices inside the blocks and AdamW for the rest.
+        learning_rate: AdamW's highest one, reached after the warmup.
+        min_learning_rate: where the schedule ends, at the last step; Muon's falls in the same proportion.
         warmup_steps: optimizer steps of linear rise from 0.
-        schedule: what follows the warmup: half a cosine down, or no change.
+        schedule: what follows the warmup: cosine, wsd (no change, then a straight fall) or constant.
+        decay_fraction: share of the run, at its end, in which wsd falls.
         weight_decay: decoupled, on matrices (embeddings included), not on biases and norms.
         betas: decay of AdamW's two averages.
+        muon_learning_rate: Muon's highest one.
+        muon_momentum: decay of Muon's average.
     """
 
+    name: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 6e-4
     min_learning_rate: float = 6e-5
     warmup_steps: int = 700
-    schedule: Literal["cosine", "constant"] = "cosine"
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    decay_fraction: float = 0.4
     weight_decay: float = 0.1
     betas: tuple[float, float] = (0.9, 0.95)
+    muon_learning_rate: float = 0.02
+    muon_momentum: float = 0.95
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_learning_rate <= self.learning_rate or self.learning_rate == 0:
@@ -71,7 +79,10 @@ class OptimConfig:
                 f"optim.learning_rate is {self.learning_rate} and optim.min_learning_rate {self.min_learning_rate}; "
                 "the first must be positive and the second between 0 and it"
             )
-        _at_least(0, "optim", self, "warmup_steps", "weight_decay")
+        _at_least(0, "optim", self, "warmup_steps", "weight_decay", "muon_learning_rate")
+        for name, value in [("decay_fraction", self.decay_fraction), ("muon_momentum", self.muon_momentum)]:
+            if not 0 <= value <= 1:
+                raise ValueError(f"optim.{name} is {value}; it must be between 0 and 1")
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"optim.betas are {list(self.betas)}; each must be at least 0 and below 1")
 
@@ -98,7 +109,7 @@ class TrainerConfig:
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: int = 1
     num_nodes: int = 1
-    strategy: str = "auto"
+    strategy: Literal["auto", "ddp"] = "auto"
     precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
     gradient_clip_val: float = 1.0
     validate_every_steps: int = 250

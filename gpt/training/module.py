@@ -20,7 +20,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
 from gpt.training.config import RunConfig
-from gpt.training.optim import build_optimizer, learning_rate_at
+from gpt.training.optim import build_optimizer, learning_rate_factor
 
 
 class GPTModule(L.LightningModule):
@@ -77,11 +77,11 @@ class GPTModule(L.LightningModule):
         self.evaluation = Evaluation.from_totals(nats, int(tokens), self.manifest.splits["val"].utf8_bytes)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """AdamW, and a learning rate for each optimizer step."""
+        """The optimizer, and a learning rate for each of its steps."""
         optim, max_steps = self.config.optim, self.config.trainer.max_steps
-        optimizer = build_optimizer(self.parameters(), optim)
+        optimizer = build_optimizer(self.model, optim)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_at(step, optim, max_steps) / optim.learning_rate
+            optimizer, lambda step: learning_rate_factor(step, optim, max_steps)
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 

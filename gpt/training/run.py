@@ -1,5 +1,6 @@
 """A training run from start to end."""
 
+import itertools
 import logging
 import os
 import time
@@ -12,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from gpt.checkpoint import BEST, LAST
 from gpt.training.callbacks.attention_images import AttentionImages
@@ -79,9 +81,10 @@ def train(config: RunConfig, default_name: str) -> RunResult:
         shape = (config.trainer.max_steps, config.model.context_length)
         callbacks.append(AttentionImages(config.attention_maps, data.tokenizer, *shape))
 
-    run_dir = make_run_dir(config, default_name)
+    run_dir = choose_run_dir(config, default_name)
     trainer = build_trainer(config, run_dir, [*callbacks, RunCheckpoints(run_dir)])
     if trainer.is_global_zero:
+        run_dir.mkdir(parents=True)
         config.save(run_dir / CONFIG_NAME)
         describe(config, module, data, trainer, run_dir)
     if config.trainer.compile:
@@ -100,11 +103,11 @@ def train(config: RunConfig, default_name: str) -> RunResult:
     )
 
 
-def make_run_dir(config: RunConfig, default_name: str) -> Path:
-    """Make the folder of a run: a named one must be new, the default name is counted up until it is.
+def choose_run_dir(config: RunConfig, default_name: str) -> Path:
+    """The folder of a new run: a named one must be new, the default name is counted up until it is.
 
-    Of several processes the first makes it. Those that it starts are told by an environment variable; those
-    that torchrun or SLURM starts need ``run_name``.
+    Of several processes the first chooses. Those that it starts are told by an environment variable; those that
+    torchrun or SLURM starts need ``run_name``.
 
     Raises:
         ValueError: a folder of the given name is there already, or the processes could not agree on a name.
@@ -116,17 +119,16 @@ def make_run_dir(config: RunConfig, default_name: str) -> Path:
         if config.run_name is None:
             raise ValueError("with processes started from outside (torchrun, SLURM), give --run_name")
         return parent / config.run_name
-    names = [config.run_name] if config.run_name else [default_name, *(f"{default_name}-{n}" for n in range(2, 10_000))]
-    parent.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        try:
-            (parent / name).mkdir()
-        except FileExistsError:
-            continue
-        if config.world_size > 1:
-            os.environ[_RUN_DIR_VARIABLE] = str(parent / name)
-        return parent / name
-    raise ValueError(f"run folder {parent / names[0]} exists already; choose another --run_name")
+    if config.run_name is None:
+        counted = (parent / f"{default_name}-{number}" for number in itertools.count(2))
+        run_dir = next(path for path in itertools.chain([parent / default_name], counted) if not path.exists())
+    else:
+        run_dir = parent / config.run_name
+    if run_dir.exists():
+        raise ValueError(f"run folder {run_dir} exists already; choose another --run_name")
+    if config.world_size > 1:
+        os.environ[_RUN_DIR_VARIABLE] = str(run_dir)
+    return run_dir
 
 
 def _rank() -> int:
@@ -135,32 +137,40 @@ def _rank() -> int:
 
 
 def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback]) -> L.Trainer:
-    """Lightning's trainer, told to leave to us what we do ourselves."""
-    # Noise of libraries, and advice that does not fit: windows are read faster than a model trains on them, and TF32 is chosen below.
+    """Lightning's trainer, told to leave to us what we do ourselves.
+
+    Raises:
+        ValueError: the devices asked for are not there.
+    """
+    # Noise of a library, and advice that does not fit: windows are read faster than a model trains on them.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     torch.set_float32_matmul_precision("high")  # on a GPU, float32 products in TF32; nothing changes on a CPU
     options = config.trainer
-    return L.Trainer(
-        accelerator=options.accelerator,
-        devices=options.devices,
-        num_nodes=options.num_nodes,
-        strategy=options.strategy,
-        precision=choose_precision(config),
-        max_steps=options.max_steps,
-        max_epochs=-1,
-        accumulate_grad_batches=config.accumulation,
-        val_check_interval=options.validate_every_steps * config.accumulation,
-        check_val_every_n_epoch=None,
-        num_sanity_val_steps=0,
-        use_distributed_sampler=False,  # our batches are dealt to the processes already
-        callbacks=callbacks,
-        plugins=[AtomicCheckpointIO()],
-        logger=_RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=0),
-        enable_model_summary=False,
-        enable_progress_bar=False,
-    )
+    logger = _RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=0)
+    try:
+        return L.Trainer(
+            accelerator=options.accelerator,
+            devices=options.devices,
+            num_nodes=options.num_nodes,
+            strategy=options.strategy,
+            precision=choose_precision(config),
+            max_steps=options.max_steps,
+            max_epochs=-1,
+            accumulate_grad_batches=config.accumulation,
+            val_check_interval=options.validate_every_steps * config.accumulation,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,  # our batches are dealt to the processes already
+            callbacks=callbacks,
+            plugins=[AtomicCheckpointIO()],
+            logger=logger,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+        )
+    except MisconfigurationException as error:  # a device that is not there, say
+        raise ValueError(f"trainer.accelerator, devices and strategy do not fit this machine: {error}") from None
 
 
 def choose_precision(config: RunConfig) -> Any:

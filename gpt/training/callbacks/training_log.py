@@ -9,7 +9,7 @@ import lightning as L
 from tqdm import tqdm
 
 from gpt.training.module import GPTModule
-from gpt.training.optim import learning_rate_at
+from gpt.training.optim import learning_rate_factor
 
 log = logging.getLogger(__name__)
 
@@ -100,9 +100,11 @@ class TrainingLog(L.Callback):
         rate = steps * self._tokens_per_step / max(self._training_seconds - self._seconds_at_log, 1e-9)
         self._steps_at_log, self._seconds_at_log = self._training_steps, self._training_seconds
         if trainer.logger is not None:
+            optim = module.config.optim
+            factor = learning_rate_factor(step - 1, optim, module.config.trainer.max_steps)
             metrics = {
                 "train/loss_nats": self.train_loss,
-                "train/learning_rate": learning_rate_at(step - 1, module.config.optim, module.config.trainer.max_steps),
+                "train/learning_rate": optim.learning_rate * factor,
                 "train/gradient_norm": gradient_norm,
                 "train/tokens_per_second": rate,
             }

@@ -1,0 +1,78 @@
+import pytest
+import torch
+from torch import nn
+
+from gpt.attention_maps.capture import attention_maps
+from gpt.model.attention import MultiHeadAttention
+from gpt.model.config import GPTConfig
+from gpt.model.transformer import GPT
+
+
+@pytest.fixture
+def model() -> GPT:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(vocab_size=50, context_length=20, d_model=32, num_layers=3, num_heads=4, dropout=0.5))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model
+
+
+TOKEN_IDS = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(1))
+
+
+def test_rows_sum_to_one_and_the_future_is_exactly_zero(model: GPT) -> None:
+    maps = attention_maps(model, TOKEN_IDS)
+    assert maps.shape == (3, 2, 4, 17, 17)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(3, 2, 4, 17))
+    assert torch.equal(maps.triu(1), torch.zeros_like(maps))
+
+
+def test_weights_times_values_is_what_the_fused_path_puts_out(model: GPT) -> None:
+    model.eval()
+    seen: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def record(module: nn.Module, inputs: tuple[torch.Tensor], output: torch.Tensor) -> None:
+        seen.append((inputs[0], output))
+
+    modules = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+    hooks = [module.register_forward_hook(record) for module in modules]
+    with torch.no_grad():
+        model(TOKEN_IDS)
+    for hook in hooks:
+        hook.remove()
+    for module, (x, output), weights in zip(modules, seen, attention_maps(model, TOKEN_IDS), strict=True):
+        context = weights @ module.heads(x)[2]
+        torch.testing.assert_close(module.out_proj(context.transpose(1, 2).flatten(2)), output, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_the_model_is_left_as_it_was(model: GPT, training: bool) -> None:
+    model.train(training)
+    state = torch.get_rng_state()
+    first, second = attention_maps(model, TOKEN_IDS), attention_maps(model, TOKEN_IDS)
+    assert torch.equal(first, second)  # dropout is off
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training is training for module in model.modules())
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_the_model_is_left_as_it_was_after_a_failure(model: GPT) -> None:
+    model.train()
+    with pytest.raises(ValueError, match=r"21.*20"):
+        attention_maps(model, torch.zeros(1, 21, dtype=torch.long))
+    assert model.training
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_transformers_agrees(model: GPT) -> None:
+    from tests.test_transformer import huggingface_twin
+
+    ours, theirs = huggingface_twin(
+        GPTConfig(vocab_size=97, context_length=24, d_model=32, num_layers=3, num_heads=4, dropout=0.0)
+    )
+    theirs.set_attn_implementation("eager")
+    token_ids = torch.randint(0, 97, (2, 24))
+    with torch.no_grad():
+        expected = torch.stack(theirs.eval()(token_ids, output_attentions=True).attentions)
+    torch.testing.assert_close(attention_maps(ours, token_ids), expected, atol=1e-5, rtol=1e-4)

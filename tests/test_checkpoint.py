@@ -1,0 +1,109 @@
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt.checkpoint import find_checkpoint, load_model, read_checkpoint
+from gpt.model.transformer import GPT
+
+
+def test_a_run_folder_means_best_else_last(tiny_run: Path, tmp_path: Path) -> None:
+    assert find_checkpoint(tiny_run) == tiny_run / "best.ckpt"
+    shutil.copy(tiny_run / "last.ckpt", tmp_path)
+    assert find_checkpoint(tmp_path) == tmp_path / "last.ckpt"
+    assert find_checkpoint(str(tiny_run / "last.ckpt")) == tiny_run / "last.ckpt"
+
+
+def test_the_file_is_lightnings_with_plain_values(tiny_run: Path) -> None:
+    content = read_checkpoint(tiny_run / "last.ckpt")
+    assert content["format_version"] == 1
+    assert content["global_step"] == 30
+    assert all(key.startswith("model.transformer.") for key in content["state_dict"])
+    assert content["hyper_parameters"] == {
+        "model": {
+            "vocab_size": 257,
+            "context_length": 32,
+            "d_model": 32,
+            "num_layers": 2,
+            "num_heads": 2,
+            "dropout": 0.1,
+            "qkv_bias": True,
+        },
+        "tokenizer": "bytes",
+    }
+    provenance = content["provenance"]
+    assert provenance["torch"] == str(torch.__version__)
+    assert len(provenance["manifest_sha256"]) == 64
+    assert provenance["git_revision"] is None or len(provenance["git_revision"]) >= 40
+
+
+def test_a_loaded_model_has_the_files_weights_and_is_ready(tiny_run: Path) -> None:
+    model, tokenizer = load_model(tiny_run)
+    assert isinstance(model, GPT)
+    assert not model.training
+    assert tokenizer.name == "bytes"
+    weights = torch.load(tiny_run / "best.ckpt", weights_only=True)["state_dict"]
+    assert {f"model.{name}" for name in model.state_dict()} == set(weights)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, weights[f"model.{name}"])
+    assert model(torch.tensor([[256, 1, 2]])).shape == (1, 3, 257)
+
+
+class _Evil:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.target,))
+
+
+def test_a_hostile_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "touched"
+    torch.save({"format_version": 1, "state_dict": _Evil(target)}, tmp_path / "evil.ckpt")
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(_Evil(target)))
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    for name in ("evil.ckpt", "plain.ckpt"):
+        with pytest.raises(ValueError, match=name):
+            load_model(tmp_path / name)
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    "content,words",
+    [
+        ({"weights": 1}, "not a checkpoint of this project"),
+        ([1, 2], "not a checkpoint of this project"),
+        ({"format_version": 1}, "not a checkpoint of this project"),
+        ({"format_version": 1, "hyper_parameters": {"model": {"d_modle": 1}, "tokenizer": "bytes"}}, "d_modle"),
+    ],
+)
+def test_a_foreign_file_is_refused(content: object, words: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "foreign.ckpt")
+    with pytest.raises(ValueError, match=words):
+        load_model(tmp_path / "foreign.ckpt")
+
+
+def test_damaged_and_inconsistent_files_are_refused(tiny_run: Path, tmp_path: Path) -> None:
+    whole = (tiny_run / "last.ckpt").read_bytes()
+    content = torch.load(tiny_run / "last.ckpt", weights_only=True)
+    cut = tmp_path / "cut.ckpt"
+    cut.write_bytes(whole[: len(whole) // 2])
+    other_tokenizer = {**content, "hyper_parameters": {**content["hyper_parameters"], "tokenizer": "gpt2"}}
+    torch.save(other_tokenizer, tmp_path / "tokenizer.ckpt")
+    fewer = dict(list(content["state_dict"].items())[:-1])
+    torch.save({**content, "state_dict": fewer}, tmp_path / "fewer.ckpt")
+    for name, words in [("cut", "damaged"), ("tokenizer", r"257 token ids.*50257"), ("fewer", "other weights")]:
+        with pytest.raises(ValueError, match=words):
+            load_model(tmp_path / f"{name}.ckpt")
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no checkpoint"):
+        load_model(tmp_path / "nope")
+    with pytest.raises(ValueError, match=r"neither best\.ckpt nor last\.ckpt"):
+        load_model(tmp_path)
+    with pytest.raises(ValueError, match="no checkpoint"):
+        load_model("https://example.org/model.ckpt")

@@ -1,0 +1,32 @@
+import logging
+
+import pytest
+
+from gpt.command_line import print_json, run
+from gpt.model.config import GPTConfig
+
+
+def test_our_own_value_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lambda argv: GPTConfig(num_layers=int(argv[0])) and 0, ["0"]) == 2
+    assert capsys.readouterr().err == "error: model.num_layers is 0; it must be at least 1\n"
+
+
+def test_a_librarys_value_error_is_a_fault_of_ours_and_keeps_its_traceback() -> None:
+    with pytest.raises(ValueError, match="invalid literal"):
+        run(lambda argv: int(argv[0]), ["x"])
+
+
+def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(lambda argv: len(open(argv[0]).read()), ["/no/such/file"]) == 2  # noqa: SIM115, PTH123
+    assert capsys.readouterr().err == "error: [Errno 2] No such file or directory: '/no/such/file'\n"
+
+
+def test_logs_go_to_stderr_and_json_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(argv: list[str]) -> int:
+        logging.getLogger("gpt.test").info("progress")
+        print_json({"é": 1})
+        return 0
+
+    assert run(body, []) == 0
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ('{"é": 1}\n', "progress\n")

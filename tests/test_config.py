@@ -1,0 +1,148 @@
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gpt.training.config import RunConfig, config_keys, parse_config
+
+CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path) -> Path:
+    return tmp_path / "run.yaml"
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+def test_every_shipped_config_is_valid_and_states_command_cost_and_score(path: Path) -> None:
+    config = parse_config(path, [])
+    assert config.model.context_length > 0
+    header = path.read_text().split("\n\n")[0].lower()
+    for line in header.splitlines():
+        assert line.startswith("#")
+    assert f"train.py --config configs/{path.name}" in header or "make train" in header
+    assert "cost:" in header
+    assert "expect" in header
+
+
+def test_the_four_sizes_are_gpt2s() -> None:
+    sizes = {
+        "gpt2_small": (12, 12, 768),
+        "gpt2_medium": (24, 16, 1024),
+        "gpt2_large": (36, 20, 1280),
+        "gpt2_xl": (48, 25, 1600),
+    }
+    for name, (layers, heads, width) in sizes.items():
+        model = parse_config(Path(__file__).parent.parent / "configs" / f"{name}.yaml", []).model
+        assert (model.num_layers, model.num_heads, model.d_model, model.context_length) == (layers, heads, width, 1024)
+
+
+def test_flags_rule_over_the_file_and_the_file_over_defaults(yaml_file: Path) -> None:
+    yaml_file.write_text("model: {num_layers: 3, d_model: 96}\noptim: {learning_rate: 1e-3, betas: [0.9, 0.99]}\n")
+    config = parse_config(yaml_file, ["--model.num_layers", "5", "--trainer.max_steps=7"])
+    assert (config.model.num_layers, config.model.d_model, config.model.num_heads) == (5, 96, 12)
+    assert (config.trainer.max_steps, config.optim.learning_rate, config.optim.betas) == (7, 1e-3, (0.9, 0.99))
+
+
+def test_a_saved_config_is_read_back_equal(yaml_file: Path) -> None:
+    yaml_file.write_text("")
+    config = parse_config(yaml_file, ["--model.num_layers", "2", "--optim.betas", "[0.5,0.6]", "--run_name", "x"])
+    config.save(yaml_file)
+    assert parse_config(yaml_file, []) == config
+
+
+@pytest.mark.parametrize(
+    "content,flags,words",
+    [
+        ("model: {d_modle: 3}", [], ["'model.d_modle'", "did you mean model.d_model?"]),
+        ("modle: {d_model: 3}", [], ["'modle.d_model'", "did you mean model.d_model?"]),
+        ("learning_rate: 1", [], ["did you mean optim.learning_rate?"]),
+        (
+            "",
+            ["--trainer.max_step", "3"],
+            ["'trainer.max_step'", "the command line", "did you mean trainer.max_steps?"],
+        ),
+        ("model: {vocab_size: 3}", [], ["'model.vocab_size'"]),
+        ("model: 3", [], ["'model'", "is a section", "model.d_model"]),
+        ("data: null", [], ["is a section"]),
+        ("model: {d_model: abc}", [], ["model.d_model is 'abc'", "int"]),
+        ("model: {d_model: 1.5}", [], ["model.d_model is '1.5'", "int"]),
+        ("trainer: {compile: 3}", [], ["trainer.compile is '3'", "bool"]),
+        ("", ["--trainer.precision", "fp8"], ["trainer.precision is 'fp8'", "bf16-mixed"]),
+        ("optim: {betas: [1]}", [], ["optim.betas", "2 elements"]),
+        ("optim: {learning_rate: .nan}", [], ["optim.learning_rate is nan"]),
+        ("optim: {weight_decay: .nan}", [], ["optim.weight_decay is nan"]),
+        ("optim: {learning_rate: 1e-4, min_learning_rate: 1e-3}", [], ["optim.min_learning_rate"]),
+        ("optim: {decay_fraction: 2}", [], ["optim.decay_fraction is 2"]),
+        ("optim: {betas: [0.9, 1.0]}", [], ["optim.betas"]),
+        ("trainer: {max_steps: 0}", [], ["trainer.max_steps is 0", "at least 1"]),
+        ("model: {d_model: 100}", [], ["100", "12"]),
+        ("data: {global_batch_size: 10, micro_batch_size: 4}", [], ["10", "4"]),
+        ("data: {global_batch_size: 8, micro_batch_size: 8}\ntrainer: {devices: 2}", [], ["number of processes (2)"]),
+        ("run_name: ../elsewhere", [], ["run_name", "plain name"]),
+        ("seed: -1", [], ["seed", "at least 0"]),
+        ("attention_maps: {captures: 500}", [], ["attention_maps.captures is 500"]),
+        ("[1, 2]", [], ["must be a mapping"]),
+        ("a: b: c", [], ["not valid YAML"]),
+        ("x: !!python/object/apply:os.system ['touch /tmp/evil']", [], ["not valid YAML", "python/object"]),
+        ("", ["stray"], ["unrecognized arguments: stray"]),
+        ("", ["--model.d_model"], ["--model.d_model", "expected one argument"]),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(content: str, flags: list[str], words: list[str], yaml_file: Path) -> None:
+    yaml_file.write_text(content)
+    with pytest.raises(ValueError) as error:
+        parse_config(yaml_file, flags)
+    assert "\n" not in str(error.value)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no config file .*nope\.yaml"):
+        parse_config(tmp_path / "nope.yaml", [])
+
+
+def test_keys_are_those_of_the_dataclasses() -> None:
+    keys = config_keys()
+    assert len(keys) == len(set(keys))
+    assert {"seed", "model.dropout", "trainer.max_steps", "attention_maps.probe_text"} <= set(keys)
+    assert "model.vocab_size" not in keys
+    assert "model" not in keys
+
+
+def test_derived_numbers() -> None:
+    config = RunConfig()
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, global_batch_size=48, micro_batch_size=4),
+        trainer=dataclasses.replace(config.trainer, devices=2, num_nodes=3),
+    )
+    assert (config.world_size, config.accumulation, config.tokens_per_step) == (6, 2, 48 * 1024)
+
+
+@pytest.mark.parametrize("script", ["train", "prepare_data", "generate", "evaluate"])
+def test_help_answers_in_a_second_and_lists_the_keys(script: str) -> None:
+    command = [sys.executable, f"scripts/{script}.py", "--help"]
+    seconds = []
+    for _ in range(3):  # the machine may be busy: the best of three
+        start = time.monotonic()
+        finished = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            cwd=Path(__file__).parent.parent,
+            env={**os.environ, "COLUMNS": "200"},
+        )
+        seconds.append(time.monotonic() - start)
+        if seconds[-1] < 1:
+            break
+    assert finished.returncode == 0
+    assert finished.stderr == ""
+    assert min(seconds) < 1
+    if script == "train":
+        assert all(f"--{key}" in finished.stdout for key in config_keys())

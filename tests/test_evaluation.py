@@ -1,0 +1,81 @@
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gpt.checkpoint import load_model
+from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.windows import TokenWindows
+from gpt.evaluation import Evaluation, evaluate
+from scripts import evaluate as script
+
+
+def test_each_token_weighs_the_same_whatever_the_batches(tiny_run: Path, tiny_data: Path) -> None:
+    model, _ = load_model(tiny_run)
+    manifest = Manifest.load(tiny_data)
+    tokens = SplitTokens(tiny_data, manifest, "val")
+    windows = TokenWindows(tokens, 32)
+    assert windows.num_targets(len(windows) - 1) < 32  # a ragged last window, or this test shows little
+    total, count = 0.0, 0
+    for start in range(0, len(tokens) - 1, 32):  # by brute force, window by window, in float64
+        ids = torch.from_numpy(tokens.read(start, min(start + 33, len(tokens))))
+        logits = model(ids[None, :-1])[0].double()
+        total += F.cross_entropy(logits, ids[1:], reduction="sum").item()
+        count += len(ids) - 1
+    for batch_size in (1, 3, 100):
+        batches = torch.utils.data.DataLoader(windows, batch_size=batch_size)
+        result = evaluate(model, batches, tokens.info.utf8_bytes)
+        assert result.tokens == count == len(tokens) - 1
+        assert result.loss_nats == pytest.approx(total / count, rel=1e-6)
+        assert result.perplexity == pytest.approx(math.exp(total / count), rel=1e-6)
+        assert result.bits_per_byte == pytest.approx(total / math.log(2) / tokens.info.utf8_bytes, rel=1e-6)
+
+
+def test_mode_and_random_state_are_left_alone(tiny_run: Path, tiny_data: Path) -> None:
+    model, _ = load_model(tiny_run)
+    model.train()
+    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
+    window = TokenWindows(tokens, 32)[0]
+    batch = {name: tensor[None] for name, tensor in window.items()}
+    state = torch.get_rng_state()
+    assert evaluate(model, [batch], 32) == evaluate(model, [batch], 32)  # dropout is off
+    assert torch.equal(torch.get_rng_state(), state)
+    assert model.training
+
+
+def test_a_uniform_guess_over_bytes_costs_eight_bits() -> None:
+    result = Evaluation.from_totals(1000 * math.log(256), tokens=1000, utf8_bytes=1000)
+    assert (result.perplexity, result.bits_per_byte) == pytest.approx((256, 8))
+
+
+def test_a_hopeless_loss_does_not_overflow() -> None:
+    assert Evaluation.from_totals(1e6, 1, 1).perplexity == math.inf
+
+
+def test_script_agrees_with_the_validation_of_training(
+    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorded = torch.load(tiny_run / "best.ckpt", weights_only=True)["provenance"]["val_loss_nats"]
+    assert script.main([str(tiny_run), "--data", str(tiny_data), "--device", "cpu", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result) == {"loss_nats", "perplexity", "bits_per_byte", "tokens"}
+    assert result["loss_nats"] == pytest.approx(recorded, rel=1e-6)
+    assert script.main([str(tiny_run), "--data", str(tiny_data), "--split", "train"]) == 0
+    assert "bits per byte" in capsys.readouterr().out
+
+
+def test_script_refuses_other_data(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpt.data.prepare import prepare
+
+    prepare(["pydocs"], tmp_path / "gpt2", "gpt2")
+    for arguments, words in [
+        (["--data", str(tmp_path / "gpt2")], "'gpt2' (50257 ids), not with this 'bytes'"),
+        (["--data", str(tmp_path)], "no prepared data"),
+    ]:
+        assert script.main([str(tiny_run), *arguments]) == 2
+        error = capsys.readouterr().err
+        assert words in error
+        assert error.count("\n") == 1

@@ -1,0 +1,71 @@
+"""The house's two rules: a stage imports only stages above it, and lightning lives in training alone."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpt
+
+ROOT = Path(gpt.__file__).parent
+STAGES = [
+    {"files", "command_line", "devices"},
+    {"tokenizer"},
+    {"data"},
+    {"model"},
+    {"checkpoint", "attention_maps", "generation", "evaluation"},
+    {"training"},
+]
+RANK = {name: rank for rank, names in enumerate(STAGES) for name in names}
+# attention_primer is for reading; config holds no torch, so that the command line's help is quick.
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def _stage(path: Path) -> str:
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def _imports(path: Path) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} imports relatively"
+            names.add(node.module or "")
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_stage_imports_only_stages_above_it(path: Path) -> None:
+    for name in _imports(path):
+        if name.startswith("gpt."):
+            imported = name.split(".")[1]
+            assert imported == _stage(path) or RANK[imported] < RANK[_stage(path)], f"{path} imports {name}"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_lightning_lives_in_training_alone(path: Path) -> None:
+    if _stage(path) != "training":
+        assert not any(name.split(".")[0] in ("lightning", "pytorch_lightning") for name in _imports(path))
+
+
+def test_nothing_imports_the_primer() -> None:
+    assert not any("gpt.model.attention_primer" in _imports(path) for path in MODULES)
+
+
+@pytest.mark.parametrize(
+    "module,unwanted",
+    [
+        ("gpt", ["torch", "numpy", "lightning"]),
+        ("gpt.training.config", ["torch", "lightning"]),
+        ("gpt.generation.generate", ["lightning"]),
+        ("gpt.checkpoint", ["lightning"]),
+    ],
+)
+def test_importing_stays_cheap(module: str, unwanted: list[str]) -> None:
+    code = f"import sys, {module}; sys.exit(' '.join(set({unwanted}) & set(sys.modules)))"
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr

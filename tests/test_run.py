@@ -1,0 +1,325 @@
+"""Whole training runs, in process, on a tiny model."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from gpt.checkpoint import load_model, read_checkpoint
+from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.windows import IGNORED, TokenWindows, epoch_permutation
+from gpt.model.config import GPTConfig
+from gpt.model.transformer import GPT
+
+TrainTiny = Callable[..., int]
+
+
+def events(run_dir: Path) -> EventAccumulator:
+    accumulator = EventAccumulator(str(run_dir), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
+    accumulator.Reload()
+    return accumulator
+
+
+def scalars(run_dir: Path, tag: str) -> dict[int, float]:
+    return {event.step: event.value for event in events(run_dir).Scalars(tag)}
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return read_checkpoint(run_dir / "last.ckpt")["state_dict"]
+
+
+def same_weights(first: Path, second: Path) -> bool:
+    ours, theirs = weights(first), weights(second)
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_folder_holds_config_checkpoints_and_events(tiny_run: Path) -> None:
+    names = sorted(path.name for path in tiny_run.iterdir())
+    assert names[:2] == ["best.ckpt", "config.yaml"]
+    assert names[2].startswith("events.out.tfevents")
+    assert names[3:] == ["last.ckpt"]
+    config = yaml.safe_load((tiny_run / "config.yaml").read_text())
+    assert config["model"]["d_model"] == 32
+    assert config["optim"]["betas"] == [0.9, 0.95]
+
+
+def test_scalars_are_written_when_due(tiny_run: Path) -> None:
+    for name in ("loss_nats", "learning_rate", "gradient_norm", "tokens_per_second"):
+        assert list(scalars(tiny_run, f"train/{name}")) == list(range(1, 31)), name
+    for name in ("loss_nats", "perplexity", "bits_per_byte"):
+        assert list(scalars(tiny_run, f"val/{name}")) == [12, 24, 30], name  # the last step, whatever the interval
+    rates = scalars(tiny_run, "train/learning_rate")
+    assert rates[1] == pytest.approx(3e-3 / 5)
+    assert rates[5] == pytest.approx(3e-3)
+    assert rates[30] == pytest.approx(3e-4)
+    losses = scalars(tiny_run, "val/loss_nats")
+    assert losses[30] < losses[12] < math.log(257)
+    assert scalars(tiny_run, "val/perplexity")[30] == pytest.approx(math.exp(losses[30]), rel=1e-5)
+    assert min(scalars(tiny_run, "train/tokens_per_second").values()) > 0
+
+
+def test_sample_texts_and_attention_maps_are_written(tiny_run: Path) -> None:
+    written = events(tiny_run)
+    samples = written.Tensors("sample/text_summary")
+    assert [event.step for event in samples] == [12, 24, 30]
+    assert samples[-1].tensor_proto.string_val[0].startswith(b"    ")
+    for tag in ("attention/all_heads", "attention/best_previous_token_head"):
+        images = written.Images(tag)
+        steps = [image.step for image in images]
+        assert steps[0] == 0
+        assert steps[-1] == 30
+        assert len(steps) == 4
+        assert images[0].encoded_image_string != images[-1].encoded_image_string
+
+
+def test_the_picture_of_the_last_step_is_that_of_the_final_weights(tiny_run: Path) -> None:
+    import io
+
+    import numpy as np
+    from PIL import Image
+
+    from gpt.attention_maps.capture import attention_maps
+    from gpt.attention_maps.images import grid_picture
+
+    model, tokenizer = load_model(tiny_run / "last.ckpt")
+    probe = [tokenizer.eot_id, *tokenizer.encode("the cat sat on the mat")]
+    maps = attention_maps(model, torch.tensor([probe]))[:, 0].numpy()
+    written = events(tiny_run).Images("attention/all_heads")[-1].encoded_image_string
+    got = np.asarray(Image.open(io.BytesIO(written)).convert("RGB"))
+    assert np.array_equal(got, grid_picture(maps, "attention of all heads, step 30"))
+
+
+def test_a_run_is_a_plain_loop(train_tiny: TrainTiny, tiny_data: Path, tmp_path: Path) -> None:
+    """Lightning, accumulation, chunked loss and loader, against a dozen lines without any of them."""
+    flags = ["--model.dropout", "0", "--trainer.gradient_clip_val", "0.5", "--trainer.max_steps", "12"]
+    assert train_tiny(tmp_path, *flags) == 0
+    torch.manual_seed(1234)
+    model = GPT(GPTConfig(257, 32, 32, 2, 2, 0.0))
+    windows = TokenWindows(SplitTokens(tiny_data, Manifest.load(tiny_data), "train"), 32)
+    decaying = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], 3e-3, (0.9, 0.95)
+    )
+    losses = scalars(tmp_path / "tiny", "train/loss_nats")
+    norms = scalars(tmp_path / "tiny", "train/gradient_norm")
+    for step in range(12):
+        for group in optimizer.param_groups:
+            progress = (step - 5) / (12 - 1 - 5)
+            cosine = 3e-4 + (3e-3 - 3e-4) * 0.5 * (1 + math.cos(math.pi * progress))
+            group["lr"] = 3e-3 * (step + 1) / 5 if step < 5 else cosine
+        slots = range(step * 4, step * 4 + 4)
+        indices = [
+            int(
+                epoch_permutation(
+                    torch.tensor([slot % len(windows)]).numpy(), len(windows), 1234, slot // len(windows)
+                )[0]
+            )
+            for slot in slots
+        ]
+        inputs = torch.stack([windows[index]["inputs"] for index in indices])
+        targets = torch.stack([windows[index]["targets"] for index in indices])
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        assert losses[step + 1] == pytest.approx(loss.item(), abs=2e-6)
+        assert norms[step + 1] == pytest.approx(norm.item(), rel=1e-4)
+    for name, tensor in weights(tmp_path / "tiny").items():
+        torch.testing.assert_close(tensor, model.state_dict()[name.removeprefix("model.")], atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("micro_batch_size", [1, 4])
+def test_accumulating_is_the_larger_batch(micro_batch_size: int, train_tiny: TrainTiny, tmp_path: Path) -> None:
+    # 30 steps are more than an epoch, so the ragged last window is among the batches.
+    flags = ["--model.dropout", "0"]
+    assert train_tiny(tmp_path / "two", *flags) == 0
+    assert train_tiny(tmp_path / "other", *flags, "--data.micro_batch_size", str(micro_batch_size)) == 0
+    two, other = (scalars(tmp_path / name / "tiny", "train/loss_nats") for name in ("two", "other"))
+    assert list(two) == list(other) == list(range(1, 31))
+    assert max(abs(two[step] - other[step]) for step in two) < 1e-5
+    assert abs(two[1] - other[1]) < 1e-6
+
+
+def test_the_same_seed_is_the_same_run_and_looking_changes_nothing(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
+) -> None:
+    looking = {
+        "same": [],
+        "unwatched": ["--attention_maps.enabled", "false", "--trainer.sample_tokens", "0"],
+        "validating": ["--trainer.validate_every_steps", "4", "--checkpoint.every_steps", "3"],
+        "quiet": ["--trainer.log_every_n_steps", "7"],
+        "workers": ["--data.num_workers", "2"],
+    }
+    for name, flags in looking.items():
+        assert train_tiny(tmp_path / name, *flags) == 0
+        assert same_weights(tmp_path / name / "tiny", tiny_run), name
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--seed", "2"],
+        ["--model.dropout", "0.2"],
+        ["--model.qkv_bias", "false"],
+        ["--model.num_heads", "4"],
+        ["--data.global_batch_size", "6"],
+        ["--optim.name", "muon"],
+        ["--optim.learning_rate", "1e-3"],
+        ["--optim.min_learning_rate", "1e-5"],
+        ["--optim.warmup_steps", "2"],
+        ["--optim.schedule", "wsd"],
+        ["--optim.schedule", "constant"],
+        ["--optim.weight_decay", "0.5"],
+        ["--optim.betas", "[0.8,0.9]"],
+        ["--trainer.gradient_clip_val", "0.1"],
+        ["--trainer.precision", "bf16-mixed"],
+    ],
+    ids=lambda flags: flags[0].removeprefix("--") + "=" + flags[1],
+)
+def test_what_shapes_a_run_has_an_effect(
+    flags: list[str], train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
+) -> None:
+    assert train_tiny(tmp_path, "--attention_maps.enabled", "false", "--trainer.sample_tokens", "0", *flags) == 0
+    assert not same_weights(tmp_path / "tiny", tiny_run)
+
+
+@pytest.mark.parametrize(
+    "flag,first,second", [("muon_learning_rate", "0.02", "0.01"), ("muon_momentum", "0.95", "0.9")]
+)
+def test_muons_own_options_have_an_effect(
+    flag: str, first: str, second: str, train_tiny: TrainTiny, tmp_path: Path
+) -> None:
+    for value in (first, second):
+        flags = ["--optim.name", "muon", f"--optim.{flag}", value, "--trainer.max_steps", "6"]
+        assert train_tiny(tmp_path / value, *flags) == 0
+    assert not same_weights(tmp_path / first / "tiny", tmp_path / second / "tiny")
+
+
+def test_the_length_of_wsds_fall_has_an_effect(train_tiny: TrainTiny, tmp_path: Path) -> None:
+    for value in ("0.2", "0.6"):
+        assert train_tiny(tmp_path / value, "--optim.schedule", "wsd", "--optim.decay_fraction", value) == 0
+    assert not same_weights(tmp_path / "0.2" / "tiny", tmp_path / "0.6" / "tiny")
+
+
+def test_compiling_changes_no_key_and_hardly_a_loss(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
+    flags = ["--model.dropout", "0", "--trainer.max_steps", "3"]
+    assert train_tiny(tmp_path / "eager", *flags) == 0
+    assert train_tiny(tmp_path / "compiled", *flags, "--trainer.compile", "true") == 0
+    eager, compiled = (tmp_path / name / "tiny" for name in ("eager", "compiled"))
+    assert weights(eager).keys() == weights(compiled).keys()
+    for tag in ("train/loss_nats", "val/loss_nats"):
+        assert scalars(compiled, tag) == pytest.approx(scalars(eager, tag), abs=1e-4)
+    assert len(events(compiled).Images("attention/all_heads")) >= 2  # hooks would be silent in a compiled module
+
+
+def test_last_is_the_last_step_and_best_the_best_validation(train_tiny: TrainTiny, tmp_path: Path) -> None:
+    # A learning rate that ruins the model late in the run, so that the best is not the last.
+    flags = ["--optim.schedule", "constant", "--optim.learning_rate", "0.3", "--optim.warmup_steps", "60"]
+    assert train_tiny(tmp_path, *flags, "--trainer.validate_every_steps", "5", "--trainer.gradient_clip_val", "0") == 0
+    losses = scalars(tmp_path / "tiny", "val/loss_nats")
+    best_step = min(losses, key=losses.__getitem__)
+    assert best_step < 30, "the run was meant to get worse"
+    best, last = (read_checkpoint(tmp_path / "tiny" / f"{name}.ckpt") for name in ("best", "last"))
+    assert (best["global_step"], last["global_step"]) == (best_step, 30)
+    assert best["provenance"]["val_loss_nats"] == pytest.approx(losses[best_step])
+
+
+def test_saves_between_validations(train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt.training.checkpoint_io import AtomicCheckpointIO
+
+    saved = []
+    original = AtomicCheckpointIO.save_checkpoint
+
+    def spy(self, checkpoint, path, storage_options=None):
+        saved.append(checkpoint["global_step"])
+        original(self, checkpoint, path, storage_options)
+
+    monkeypatch.setattr(AtomicCheckpointIO, "save_checkpoint", spy)
+    assert train_tiny(tmp_path, "--checkpoint.every_steps", "8") == 0
+    assert saved == [8, 12, 16, 24, 30]  # at 24 both are due: one save, after the validation
+
+
+def test_json_is_one_object_and_run_names_are_counted(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("tiny", "tiny-2"):
+        assert train_tiny(tmp_path, "--trainer.max_steps", "4", "--json") == 0
+        result = json.loads(capfd.readouterr().out)
+        assert set(result) == {
+            "run_dir", "steps", "train_loss_nats", "val_loss_nats", "val_bits_per_byte", "tokens_per_second", "seconds",
+        }  # fmt: skip
+        assert result["run_dir"] == str(tmp_path / name)
+        assert result["steps"] == 4
+        assert scalars(tmp_path / name, "val/loss_nats")[4] == pytest.approx(result["val_loss_nats"])
+        assert scalars(tmp_path / name, "train/loss_nats")[4] == pytest.approx(result["train_loss_nats"])
+
+
+def test_progress_goes_to_stderr(train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert train_tiny(tmp_path, "--trainer.max_steps", "4", "--run_name", "named") == 0
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "tokens/s" in captured.err
+    assert "validation loss" in captured.err
+    assert (tmp_path / "named").is_dir()
+
+
+def test_a_run_folder_named_explicitly_must_be_new(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("keep")
+    assert train_tiny(tmp_path, "--run_name", "mine") == 2
+    assert (
+        capfd.readouterr().err == f"error: run folder {tmp_path / 'mine'} exists already; choose another --run_name\n"
+    )
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+@pytest.mark.parametrize(
+    "flags,words",
+    [
+        (["--data.path", "nowhere"], "no prepared data in nowhere"),
+        (["--model.context_length", "5000"], "one window needs 5001 tokens and split 'train' has"),
+        (["--model.context_length", "1000"], "one window needs 1001 tokens and split 'val' has"),
+        (["--model.d_model", "33"], "model.d_model (33)"),
+        (["--model.d_modle", "32"], "did you mean model.d_model?"),
+        (["--attention_maps.probe_text", ""], "attention_maps.probe_text is empty"),
+        (["--trainer.accelerator", "cuda"], "trainer.accelerator"),
+        (["--trainer.strategy", "horovod"], "trainer.strategy"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_written(
+    flags: list[str], words: str, train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if "cuda" in flags and torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert train_tiny(tmp_path / "checkpoints", *flags) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("error: ")
+    assert error.count("\n") == 1
+    assert words in error
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_run_needs_a_config(capfd: pytest.CaptureFixture[str]) -> None:
+    from scripts import train
+
+    assert train.main([]) == 2
+    assert "--config" in capfd.readouterr().err
+
+
+def test_capture_steps_are_few_early_and_end_with_the_run() -> None:
+    from gpt.training.callbacks.attention_images import capture_steps
+
+    assert sorted(capture_steps(1000, 4)) == [0, 10, 100, 1000]
+    assert len(capture_steps(2000, 10)) == 10
+    assert sorted(capture_steps(1, 10)) == [0, 1]
+    assert sorted(capture_steps(500, 2)) == [0, 500]

@@ -1,0 +1,152 @@
+import dataclasses
+import json
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpt.data.prepare import prepare
+from gpt.data.shards import Manifest, SplitTokens, dtype_for, open_shard, verify, write_shard
+from gpt.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Prepared data: 3 documents, shards of 100 tokens."""
+    for number, size in enumerate((300, 150, 60)):
+        (tmp_path / f"{number}.txt").write_text(f"{number}" * size)
+    prepare([str(tmp_path / f"{n}.txt") for n in range(3)], tmp_path / "data", "bytes", shard_tokens=100)
+    return tmp_path / "data"
+
+
+def test_a_shard_is_llm_cs_file_byte_for_byte(tmp_path: Path) -> None:
+    write_shard(tmp_path / "small", np.array([5, 50256], dtype="<u2"))
+    assert (tmp_path / "small").read_bytes() == struct.pack("<256i2H", 20240520, 1, 2, *[0] * 253, 5, 50256)
+    write_shard(tmp_path / "large", np.array([5, 128000], dtype="<u4"))
+    assert (tmp_path / "large").read_bytes() == struct.pack("<256i2I", 20240801, 7, 2, *[0] * 253, 5, 128000)
+    assert open_shard(tmp_path / "small").tolist() == [5, 50256]
+    assert open_shard(tmp_path / "large").tolist() == [5, 128000]
+
+
+def test_the_dtype_is_the_smallest_that_holds_every_id() -> None:
+    assert [dtype_for(size).name for size in (257, 50257, 65536, 65537, 100277)] == ["uint16"] * 3 + ["uint32"] * 2
+
+
+@pytest.mark.parametrize(
+    "damage,words",
+    [
+        (lambda content: content[:-1], "damaged"),
+        (lambda content: content + b"\0", "damaged"),
+        (lambda content: content[:500], "not a token shard"),
+        (lambda content: b"\0" * len(content), "not a token shard"),
+        (lambda content: b"", "not a token shard"),
+    ],
+)
+def test_a_damaged_shard_is_refused(damage: Callable[[bytes], bytes], words: str, folder: Path) -> None:
+    shard = folder / "train_000001.bin"
+    shard.write_bytes(damage(shard.read_bytes()))
+    with pytest.raises(ValueError, match=words):
+        SplitTokens(folder, Manifest.load(folder), "train")
+
+
+def test_a_missing_shard_is_named(folder: Path) -> None:
+    (folder / "train_000001.bin").unlink()
+    with pytest.raises(ValueError, match=r"train_000001\.bin is missing"):
+        SplitTokens(folder, Manifest.load(folder), "train")
+
+
+def test_a_split_reads_across_shards(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    tokens = SplitTokens(folder, manifest, "train")
+    whole = np.concatenate([open_shard(folder / shard.name) for shard in manifest.splits["train"].shards])
+    assert len(manifest.splits["train"].shards) > 2
+    assert len(tokens) == len(whole)
+    for start in range(0, len(whole), 37):
+        for stop in range(start + 1, len(whole) + 1, 41):
+            assert np.array_equal(tokens.read(start, stop), whole[start:stop])
+
+
+def test_a_worker_gets_the_paths_and_not_a_copy_of_the_corpus(folder: Path) -> None:
+    tokens = SplitTokens(folder, Manifest.load(folder), "train")
+    pickled = pickle.dumps(tokens)
+    assert b"0" * 50 not in pickled
+    assert np.array_equal(pickle.loads(pickled).read(90, 110), tokens.read(90, 110))
+
+
+def test_an_id_outside_the_vocabulary_is_refused_when_read(folder: Path) -> None:
+    path = folder / "train_000001.bin"
+    tokens = np.array(open_shard(path))
+    tokens[7] = 257
+    write_shard(path, tokens)
+    split = SplitTokens(folder, Manifest.load(folder), "train")
+    assert len(split.read(0, 107)) == 107
+    with pytest.raises(ValueError, match=r"257.*train_000001\.bin"):
+        split.read(0, 108)
+
+
+def test_verify_finds_a_changed_byte(folder: Path) -> None:
+    assert verify(folder) == Manifest.load(folder)
+    path = folder / "train_000001.bin"
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=r"train_000001\.bin has changed"):
+        verify(folder)
+
+
+def test_an_unknown_split_is_named(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"'test'.*train, val"):
+        SplitTokens(folder, Manifest.load(folder), "test")
+
+
+def test_another_tokenizer_is_refused(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    manifest.check_tokenizer(Tokenizer("bytes"))
+    with pytest.raises(ValueError, match=r"'bytes' \(257 ids\).*'gpt2' \(50257 ids\)"):
+        manifest.check_tokenizer(Tokenizer("gpt2"))
+    with pytest.raises(ValueError, match="prepare"):
+        dataclasses.replace(manifest, tokenizer_sha256="0" * 64).check_tokenizer(Tokenizer("bytes"))
+
+
+def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda content: content.update({key: value})
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _set("format_version", 99),
+        _set("dtype", "object"),
+        _set("splits", []),
+        _set("unknown", 1),
+        lambda content: content.pop("eot_id"),
+        lambda content: content["splits"]["train"]["shards"][0].update(name="../train_000000.bin"),
+        lambda content: content["splits"]["train"]["shards"][0].update(tokens=10**30),
+        lambda content: content["splits"]["train"]["shards"][0].update(tokens=-1),
+        lambda content: content["splits"]["train"].update(tokens=1),
+        lambda content: content["splits"]["train"].update(shards=[], tokens=0),
+    ],
+)
+def test_a_manifest_that_lies_is_refused(damage: Callable[[dict[str, Any]], Any], folder: Path) -> None:
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    damage(content)
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"manifest\.json is not a manifest"):
+        Manifest.load(folder)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+def test_a_file_that_is_no_manifest_is_refused(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"manifest\.json is not a manifest"):
+        Manifest.load(tmp_path)
+
+
+def test_a_folder_without_manifest_says_what_to_run(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"prepare_data\.py"):
+        Manifest.load(tmp_path)

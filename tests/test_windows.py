@@ -1,0 +1,122 @@
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from gpt.data.shards import Manifest, Shard, Split, SplitTokens, write_shard
+from gpt.data.windows import (
+    IGNORED,
+    CountingSampler,
+    TokenWindows,
+    TrainingBatches,
+    epoch_permutation,
+)
+
+
+def _split(folder: Path, length: int, shard_tokens: int = 50) -> SplitTokens:
+    """Tokens 0, 1, 2, ... in several shards, so that a token tells its own position."""
+    shards = []
+    for number, start in enumerate(range(0, length, shard_tokens)):
+        tokens = np.arange(start, min(start + shard_tokens, length), dtype="<u2")
+        write_shard(folder / f"train_{number:06d}.bin", tokens)
+        shards.append(Shard(f"train_{number:06d}.bin", len(tokens), ""))
+    manifest = Manifest(
+        tokenizer="none", tokenizer_sha256="", vocab_size=2**16, eot_id=0, dtype="uint16",
+        splits={"train": Split(length, 1, length, tuple(shards))}, corpus_sha256="", sources=(), options={},
+    )  # fmt: skip
+    return SplitTokens(folder, manifest, "train")
+
+
+@pytest.mark.parametrize("length,context_length", [(11, 10), (101, 10), (102, 10), (110, 10), (237, 64), (12, 1)])
+def test_each_token_but_the_first_is_a_target_once(length: int, context_length: int, tmp_path: Path) -> None:
+    windows = TokenWindows(_split(tmp_path, length), context_length)
+    targets: Counter[int] = Counter()
+    for index in range(len(windows)):
+        window = windows[index]
+        assert window["inputs"].shape == window["targets"].shape == (context_length,)
+        counts = window["targets"] != IGNORED
+        assert counts.sum() == windows.num_targets(index)
+        assert torch.equal(window["inputs"][counts] + 1, window["targets"][counts])
+        targets.update(window["targets"][counts].tolist())
+    assert targets == Counter(range(1, length))
+
+
+def test_windows_outside_are_refused(tmp_path: Path) -> None:
+    windows = TokenWindows(_split(tmp_path, 30), 10)
+    for index in (-1, 3):
+        with pytest.raises(IndexError):
+            windows[index]
+
+
+def test_a_split_shorter_than_a_window_is_refused_with_both_numbers(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"11 tokens.*'train' has 10"):
+        TokenWindows(_split(tmp_path, 10), 10)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 16, 17, 100, 1000, 4097])
+def test_the_order_of_an_epoch_is_a_permutation(size: int) -> None:
+    orders = [epoch_permutation(np.arange(size), size, seed=1, epoch=epoch) for epoch in range(3)]
+    for order in orders:
+        assert sorted(order) == list(range(size))
+    if size >= 16:
+        assert not np.array_equal(orders[0], orders[1])
+        assert not np.array_equal(orders[0], epoch_permutation(np.arange(size), size, seed=2, epoch=0))
+
+
+def test_orders_are_spread_evenly() -> None:
+    places = np.stack([epoch_permutation(np.arange(10), 10, seed, 0) for seed in range(2000)])
+    counts = np.stack([np.bincount(column, minlength=10) for column in places.T])
+    # 2,000 draws into 10 places: 200 each with a standard deviation of 13.4; 5 of them either way.
+    assert np.abs(counts - 200).max() < 67
+
+
+def test_a_point_of_a_huge_order_is_had_at_once() -> None:
+    size = 10**9
+    points = epoch_permutation(np.array([0, 1, size - 1]), size, seed=0, epoch=0)
+    assert len(set(points.tolist())) == 3
+    assert points.min() >= 0
+    assert points.max() < size
+
+
+def _targets(batch: dict) -> list[int]:
+    targets = batch["targets"]
+    return targets[targets != IGNORED].tolist()
+
+
+def test_an_epoch_of_batches_has_each_target_once_and_batches_straddle_epochs(tmp_path: Path) -> None:
+    windows = TokenWindows(_split(tmp_path, 96), 10)  # 10 windows, the last one shorter
+    batches = TrainingBatches(windows, seed=3, global_batch_size=4, micro_batch_size=2)
+    seen = [target for number in range(10) for target in _targets(batches[number])]  # 20 windows: two epochs
+    assert Counter(seen) == Counter(dict.fromkeys(range(1, 96), 2))
+    assert Counter(seen[:95]) == Counter(range(1, 96))
+
+
+def test_the_same_number_is_the_same_batch(tmp_path: Path) -> None:
+    windows = TokenWindows(_split(tmp_path, 1000), 10)
+    first, second = (TrainingBatches(windows, 3, global_batch_size=4, micro_batch_size=2) for _ in range(2))
+    second[17]
+    for number in (0, 5, 17, 123_456_789):
+        assert torch.equal(first[number]["inputs"], second[number]["inputs"])
+        assert first[number]["number"] == number
+    other_seed = TrainingBatches(windows, 4, global_batch_size=4, micro_batch_size=2)
+    assert not torch.equal(first[0]["inputs"], other_seed[0]["inputs"])
+
+
+@pytest.mark.parametrize("world_size,micro_batch_size", [(1, 6), (2, 3), (3, 2), (2, 1), (6, 1)])
+def test_ranks_and_micro_batches_together_see_the_single_process_batch(
+    world_size: int, micro_batch_size: int, tmp_path: Path
+) -> None:
+    windows = TokenWindows(_split(tmp_path, 175), 10)  # 18 windows; batches of 6 end with the epoch
+    whole = TrainingBatches(windows, seed=5, global_batch_size=6, micro_batch_size=6)
+    ranks = [TrainingBatches(windows, 5, 6, micro_batch_size, rank, world_size) for rank in range(world_size)]
+    for step in range(7):
+        parts = [rank[step * rank.accumulation + micro] for micro in range(ranks[0].accumulation) for rank in ranks]
+        assert [t for part in parts for t in _targets(part)] == _targets(whole[step])
+        assert {part["global_targets"] for part in parts} == {len(_targets(whole[step]))}
+
+
+def test_the_sampler_counts_on_from_where_it_is_told() -> None:
+    sampler = iter(CountingSampler(start=41))
+    assert [next(sampler) for _ in range(3)] == [41, 42, 43]
