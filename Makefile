@@ -10,13 +10,13 @@ train: $(INSTALLED)  ## prepare the embedded corpus, train the quickstart, print
 	$(BIN)/python scripts/train.py --config configs/quickstart.yaml
 
 test: $(INSTALLED)  ## the whole suite, offline, on a CPU
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 check: $(INSTALLED)  ## what CI runs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 $(INSTALLED): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -2,6 +2,7 @@
 
 import argparse
 import logging
+import os
 import sys
 from pathlib import Path
 
@@ -54,7 +55,8 @@ def body(argv: list[str]) -> int:
     from gpt.training.run import train
 
     result = train(config, default_name=args.config.stem)
-    logging.getLogger("train").info(
+    log = logging.getLogger("train")
+    log.info(
         "done: %d steps in %.0f s (%s tokens/s), training loss %.4f, validation loss %.4f nats (%.4f bits per byte)",
         result.steps,
         result.seconds,
@@ -63,6 +65,9 @@ def body(argv: list[str]) -> int:
         result.val_loss_nats,
         result.val_bits_per_byte,
     )
+    programs = Path(os.path.relpath(sys.executable)).parent
+    log.info("next, text:      %s/python scripts/generate.py %s --prompt 'The '", programs, result.run_dir)
+    log.info("next, attention: %s/tensorboard --logdir %s", programs, config.checkpoints_dir)
     if args.json:
         print_json(asdict(result))
     return 0

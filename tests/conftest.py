@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from scripts import prepare_data, train
-
-# Set before torch or datasets is imported anywhere: no test may reach for the Hub.
+# Set before torch is imported anywhere. One thread: tiny tensors gain nothing from more, and on a busy machine
+# threads that wait for each other are many times slower.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+# No test may reach for the Hub.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
@@ -52,6 +53,8 @@ attention_maps: {probe_text: "the cat sat on the mat", captures: 4}
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A prepared folder of about 3,500 bytes of text, tokenizer bytes."""
+    from scripts import prepare_data
+
     folder = tmp_path_factory.mktemp("tiny")
     text = "\n".join(f"{number} bottles of beer on the wall, take one down" for number in range(80))
     (folder / "song.txt").write_text(text)
@@ -70,6 +73,7 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def train_tiny(tiny_data: Path, tiny_config: Path) -> Callable[..., int]:
     """Call train.py's main in process: ``train_tiny(checkpoints_dir, *flags)`` gives its exit status."""
+    from scripts import train
 
     def call(checkpoints_dir: Path, *flags: str) -> int:
         where = ["--checkpoints_dir", str(checkpoints_dir), "--data.path", str(tiny_data)]

@@ -20,6 +20,7 @@ def model() -> GPT:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4)  # decided opinions, so that texts differ
+        model.head_weight[EOT] = 0  # and no wish to end
     return model
 
 
@@ -65,15 +66,8 @@ def test_the_mode_is_put_back_after_a_failure(model: GPT) -> None:
 
 
 def test_end_of_text_ends_it_and_is_not_part_of_it(model: GPT) -> None:
-    likeliest = generate(model, [5], EOT, 1, Sampling(temperature=0), seed=0).token_ids[0]
-    model.eval()
-    with torch.no_grad():  # the same model, for which the likeliest next token is the end of text
-        assert int(model(torch.tensor([[likeliest, 5]]))[0, -1].argmax()) != EOT
-    first = int(model(torch.tensor([[EOT, 5]]))[0, -1].argmax())
-    result = generate(model, [5], EOT, 10, Sampling(temperature=0), seed=0)
-    assert result.token_ids[0] == first
-    stopping = generate(_AlwaysEndOfText(model), [5], EOT, 10, Sampling(temperature=0), seed=0)
-    assert (stopping.token_ids, stopping.finish_reason) == ([], "eos")
+    result = generate(_AlwaysEndOfText(model), [5], EOT, 10, Sampling(temperature=0), seed=0)
+    assert (result.token_ids, result.finish_reason) == ([], "eos")
 
 
 class _AlwaysEndOfText(GPT):

@@ -119,7 +119,7 @@ def _cut(document: Document, val_fraction: float) -> int:
     """Where a lone document's validation part starts: the first line start in its last ``val_fraction`` of bytes."""
     head = document.utf8[: round(len(document.utf8) * (1 - val_fraction))]
     cut = len(head.decode("utf-8", errors="ignore"))
-    next_line = document.text.find("\n", cut) + 1
+    next_line = document.text.find("\n", max(0, cut - 1)) + 1
     if 0 < next_line < len(document.text) and next_line - cut < (len(document.text) - cut) / 2:
         cut = next_line
     if not 0 < cut < len(document.text):

@@ -11,9 +11,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
-from lightning.fabric.utilities.exceptions import MisconfigurationException
 
 from gpt.checkpoint import BEST, LAST
 from gpt.training.callbacks.attention_images import AttentionImages
@@ -75,8 +75,9 @@ def train(config: RunConfig, default_name: str) -> RunResult:
     module = GPTModule(config, data.manifest)
     training_log = TrainingLog()
     callbacks: list[L.Callback] = [training_log]
+    samples = SampleTexts(data.tokenizer, config.trainer.sample_tokens)
     if config.trainer.sample_tokens:
-        callbacks.append(SampleTexts(data.tokenizer, config.trainer.sample_tokens))
+        callbacks.append(samples)
     if config.attention_maps.enabled:
         shape = (config.trainer.max_steps, config.model.context_length)
         callbacks.append(AttentionImages(config.attention_maps, data.tokenizer, *shape))
@@ -91,6 +92,8 @@ def train(config: RunConfig, default_name: str) -> RunResult:
         module.model.transformer.compile()
     trainer.fit(module, data)
 
+    if samples.text:
+        log.info("\na sample of the finished model:\n%s\n", samples.text)
     assert module.evaluation is not None  # RunCheckpoints has the last step validated
     return RunResult(
         run_dir=str(run_dir),

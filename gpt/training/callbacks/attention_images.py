@@ -67,5 +67,6 @@ def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
     A stock TensorBoard keeps ten images of a tag, so ten captures are all to be seen.
     """
     first = max(1.0, max_steps / 100)
-    exponents = [number / max(1, captures - 2) for number in range(captures - 1)]
-    return frozenset({0, max_steps, *(round(first * (max_steps / first) ** exponent) for exponent in exponents)})
+    between = captures - 2
+    steps = (round(first * (max_steps / first) ** (number / between)) for number in range(between))
+    return frozenset({0, *steps, max_steps})

@@ -28,7 +28,7 @@ class TrainingLog(L.Callback):
         self._training_seconds = 0.0
         self._training_steps = 0
         self._steps_at_log, self._seconds_at_log = 0, 0.0
-        self._resumed_at = 0.0
+        self._resumed_at: float | None = None  # None while the clock stands still
         self._next_line = 0.0
         self._last_step = 0
 
@@ -44,7 +44,14 @@ class TrainingLog(L.Callback):
         self._last_step = pl_module.steps_done
         if trainer.is_global_zero and sys.stderr.isatty():
             self._bar = tqdm(total=trainer.max_steps, initial=self._last_step, unit="step", dynamic_ncols=True)
-        self._resumed_at = self._next_line = time.monotonic()
+        self._next_line = time.monotonic()
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Let the clock run, if validation, sampling and saving had stopped it."""
+        if self._resumed_at is None:
+            self._resumed_at = time.monotonic()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -63,10 +70,12 @@ class TrainingLog(L.Callback):
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop the clock."""
-        self._training_seconds += time.monotonic() - self._resumed_at
+        if self._resumed_at is not None:
+            self._training_seconds += time.monotonic() - self._resumed_at
+            self._resumed_at = None
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log the validation and start the clock again."""
+        """Log the validation."""
         assert isinstance(pl_module, GPTModule)
         evaluation = pl_module.evaluation
         assert evaluation is not None
@@ -79,7 +88,6 @@ class TrainingLog(L.Callback):
                 f"step {pl_module.steps_done}: validation loss {evaluation.loss_nats:.4f} nats, "
                 f"perplexity {evaluation.perplexity:.2f}, {evaluation.bits_per_byte:.4f} bits per byte"
             )
-        self._resumed_at = time.monotonic()
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Close the bar."""
@@ -94,6 +102,7 @@ class TrainingLog(L.Callback):
         self.train_loss = float(trainer.strategy.reduce(module.train_loss.clone(), reduce_op="sum"))
         gradient_norm = float(module.gradient_norm)
         now = time.monotonic()
+        assert self._resumed_at is not None
         self._training_seconds += now - self._resumed_at
         self._resumed_at = now
         steps = self._training_steps - self._steps_at_log
