@@ -3,6 +3,7 @@
 import argparse
 import json
 import logging
+import math
 import sys
 import traceback
 from collections.abc import Callable
@@ -44,8 +45,16 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
 
 
 def print_json(content: Any) -> None:
-    """Print exactly one JSON object on stdout."""
-    print(json.dumps(content, ensure_ascii=False))
+    """Print exactly one JSON object on stdout; JSON has no NaN or infinity, so those become null."""
+    print(json.dumps(_finite(content), ensure_ascii=False, allow_nan=False))
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
 def _raised_by_us(error: BaseException) -> bool:

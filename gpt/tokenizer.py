@@ -17,7 +17,7 @@ _GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930
 
 
 class Tokenizer:
-    """A tiktoken encoding with exactly one special token, the end of text.
+    """A tiktoken encoding whose only special token in use is the end of text.
 
     End-of-text *begins* each document (as in llm.c and build-nanogpt), so it is also what an
     unconditional generation starts from.
@@ -73,10 +73,18 @@ class Tokenizer:
         Raises:
             ValueError: an id is outside the vocabulary.
         """
+        if outside := [token for token in ids if not 0 <= token < self.vocab_size]:
+            raise ValueError(f"id {outside[0]} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
         try:
             return self._encoding.decode_bytes(ids)
-        except (KeyError, OverflowError) as error:
-            raise ValueError(f"token id outside tokenizer {self.name!r} ({self.vocab_size} ids): {error}") from None
+        except KeyError:  # some vocabularies have gaps: ids below vocab_size that stand for nothing
+            return b"".join(map(self._decode_one, ids))
+
+    def _decode_one(self, token: int) -> bytes:
+        try:
+            return self._encoding.decode_single_token_bytes(token)
+        except KeyError:
+            return "\ufffd".encode()
 
 
 def _load_encoding(name: str) -> tiktoken.Encoding:
@@ -85,12 +93,12 @@ def _load_encoding(name: str) -> tiktoken.Encoding:
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
     if name == "gpt2":
         return _gpt2_encoding()
+    if name not in tiktoken.list_encoding_names():
+        known = ", ".join(["gpt2", "bytes", *sorted(set(tiktoken.list_encoding_names()) - {"gpt2"})])
+        raise ValueError(f"unknown tokenizer {name!r}; known are {known}")
     try:
         return tiktoken.get_encoding(name)
-    except ValueError:
-        known = ", ".join(["gpt2", "bytes", *sorted(set(tiktoken.list_encoding_names()) - {"gpt2"})])
-        raise ValueError(f"unknown tokenizer {name!r}; known are {known}") from None
-    except OSError as error:  # requests' exceptions are OSErrors
+    except (OSError, ValueError) as error:  # requests' exceptions are OSErrors; a wrong hash is a ValueError
         raise ValueError(
             f"tokenizer {name!r} needs a download that failed ({type(error).__name__}); gpt2 and bytes work offline"
         ) from error

@@ -47,17 +47,18 @@ def body(argv: list[str]) -> int:
     # Imported here so that --help answers at once.
     from gpt.checkpoint import load_model
     from gpt.devices import choose_device
-    from gpt.generation.generate import generate
+    from gpt.generation.generate import check_request, generate
     from gpt.generation.sampling import Sampling
 
     sampling = Sampling(args.temperature, args.top_k)
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
+    prompts = [(prompt, tokenizer.encode(prompt)) for prompt in args.prompt]
+    for _, prompt_ids in prompts:
+        check_request(model, prompt_ids, args.max_new_tokens, args.seed)
     samples = []
-    for prompt in args.prompt:
-        for number in range(args.num_samples):
-            continuation = generate(
-                model, tokenizer.encode(prompt), tokenizer.eot_id, args.max_new_tokens, sampling, args.seed + number
-            )
+    for prompt, prompt_ids in prompts:
+        for seed in range(args.seed, args.seed + args.num_samples):
+            continuation = generate(model, prompt_ids, tokenizer.eot_id, args.max_new_tokens, sampling, seed)
             text = tokenizer.decode(continuation.token_ids)
             samples.append(
                 {

@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import shlex
 import sys
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def body(argv: list[str]) -> int:
     from gpt.training.run import train
 
     result = train(config, default_name=args.config.stem)
+    if result is None:  # the run's first process speaks for all
+        return 0
     log = logging.getLogger("train")
     log.info(
         "done: %d steps in %.0f s (%s tokens/s), training loss %.4f, validation loss %.4f nats (%.4f bits per byte)",
@@ -66,8 +69,8 @@ def body(argv: list[str]) -> int:
         result.val_bits_per_byte,
     )
     programs = Path(os.path.relpath(sys.executable)).parent
-    log.info("next, text:      %s/python scripts/generate.py %s --prompt 'The '", programs, result.run_dir)
-    log.info("next, attention: %s/tensorboard --logdir %s", programs, config.checkpoints_dir)
+    log.info("next, text:      %s/python scripts/generate.py %s --prompt 'The '", programs, shlex.quote(result.run_dir))
+    log.info("next, attention: %s/tensorboard --logdir %s", programs, shlex.quote(config.checkpoints_dir))
     if args.json:
         print_json(asdict(result))
     return 0

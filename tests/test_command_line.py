@@ -16,6 +16,11 @@ def test_a_librarys_value_error_is_a_fault_of_ours_and_keeps_its_traceback() -> 
         run(lambda argv: int(argv[0]), ["x"])
 
 
+def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"a": [float("inf"), {"b": float("nan")}, 1.5]})
+    assert capsys.readouterr().out == '{"a": [null, {"b": null}, 1.5]}\n'
+
+
 def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lambda argv: len(open(argv[0]).read()), ["/no/such/file"]) == 2  # noqa: SIM115, PTH123
     assert capsys.readouterr().err == "error: [Errno 2] No such file or directory: '/no/such/file'\n"

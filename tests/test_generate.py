@@ -112,6 +112,8 @@ def test_script_prints_one_json_object(tiny_run: Path, capsys: pytest.CaptureFix
         (["--prompt", "x" * 32], "32 tokens"),
         (["--temperature", "-1"], "--temperature is -1.0"),
         (["--top-k", "-1"], "--top-k is -1"),
+        (["--prompt", "fine", "x" * 32], "32 tokens"),
+        (["--seed", "99999999999999999999"], "--seed is 99999999999999999999"),
         (["--max-new-tokens", "-1"], "--max-new-tokens is -1"),
         (["--num-samples", "0"], "--num-samples is 0"),
         (["--device", "abacus"], "no device 'abacus'"),

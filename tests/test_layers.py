@@ -35,6 +35,7 @@ def _imports(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path} imports relatively"
             names.add(node.module or "")
+            names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
 
 

@@ -64,4 +64,8 @@ def test_bfloat16_autocast_stays_close_to_float64() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         value = next_token_loss(hidden, weight, targets)
     assert value.dtype == torch.float32
-    torch.testing.assert_close(value.double(), _plain(hidden.double(), weight.double(), targets), rtol=5e-3, atol=0)
+    exact = _plain(hidden.double(), weight.double(), targets)
+    torch.testing.assert_close(value.double(), exact, rtol=5e-3, atol=0)
+    for got, expected in zip(*(torch.autograd.grad(v, (hidden, weight)) for v in (value, exact)), strict=True):
+        assert got.dtype == torch.float32
+        assert (got - expected).norm() < 0.01 * expected.norm()

@@ -41,14 +41,38 @@ def test_every_document_is_in_exactly_one_split_as_it_was(tokenizer: str, tmp_pa
 
 
 def test_validation_takes_documents_in_hash_order_until_the_fraction_is_reached(tmp_path: Path) -> None:
-    sources = _write_documents(tmp_path / "text")
-    prepare(sources, tmp_path / "data", "bytes", val_fraction=0.2)
-    texts = sorted((Path(source).read_text() for source in sources), key=lambda t: hashlib.sha256(t.encode()).digest())
-    total = sum(map(len, texts))
-    expected: list[str] = []
-    while sum(map(len, expected)) < 0.2 * total:
-        expected.append(texts[len(expected)])
-    assert sorted(_texts(tmp_path / "data", "val")) == sorted(expected)
+    # Twenty documents of 100 bytes: 30% are the six with the lowest hashes.
+    texts = [f"{number:03}" + "x" * 97 for number in range(20)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    prepare([str(tmp_path / f"{n}.txt") for n in range(20)], tmp_path / "data", "bytes", val_fraction=0.3)
+    lowest = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).hexdigest())[:6]
+    assert sorted(_texts(tmp_path / "data", "val")) == sorted(lowest)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_document_that_outweighs_the_rest_is_cut(seed: int, tmp_path: Path) -> None:
+    novel = "".join(f"line {number} of a long novel\n" for number in range(2000))
+    notes = [f"note {seed} {number} " * 5 for number in range(3)]
+    for number, text in enumerate([novel, *notes]):
+        (tmp_path / f"{number}.txt").write_text(text)
+    manifest, _ = prepare([str(tmp_path / f"{n}.txt") for n in range(4)], tmp_path / "data", "bytes")
+    train, val = _texts(tmp_path / "data", "train"), _texts(tmp_path / "data", "val")
+    total = manifest.splits["train"].utf8_bytes + manifest.splits["val"].utf8_bytes
+    assert total == len(novel) + sum(map(len, notes))
+    assert manifest.splits["val"].utf8_bytes == pytest.approx(0.1 * total, rel=0.05)
+    assert max(train, key=len) + max(val, key=len) == novel
+
+
+@pytest.mark.parametrize("val_fraction", [0.01, 0.5, 0.9, 0.99])
+def test_no_split_is_ever_empty(val_fraction: float, tmp_path: Path) -> None:
+    for count in (1, 2, 3):
+        (tmp_path / f"text{count}").mkdir()
+        sources = [str(tmp_path / f"text{count}" / f"{number}.txt") for number in range(count)]
+        for source in sources:
+            Path(source).write_text(f"{source} " * 20)
+        manifest, _ = prepare(sources, tmp_path / f"data{count}", "bytes", val_fraction)
+        assert min(split.tokens for split in manifest.splits.values()) > 1
 
 
 def test_the_split_depends_on_no_order(tmp_path: Path) -> None:
@@ -101,6 +125,7 @@ def test_an_interrupted_run_is_finished_to_the_same_bytes(tmp_path: Path) -> Non
     prepare(sources, tmp_path / "whole", "bytes", shard_tokens=300)
     prepare(sources, tmp_path / "cut", "bytes", shard_tokens=300)
     (tmp_path / "cut" / "manifest.json").unlink()
+    (tmp_path / "cut" / ".unfinished").touch()
     (tmp_path / "cut" / "train_000002.bin").unlink()
     (tmp_path / "cut" / "train_000002.bin.tmp").write_bytes(b"half")
     prepare(sources, tmp_path / "cut", "bytes", shard_tokens=300)
@@ -127,10 +152,30 @@ def test_what_cannot_be_prepared_writes_nothing(text: str, options: dict, words:
     assert not (tmp_path / "data").exists()
 
 
-def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["thesis.doc", "train_000000.bin", "train_precious.bin.gz"])
+def test_a_folder_with_other_things_is_left_alone(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text\n" * 20)
     (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "thesis.doc").write_text("precious")
-    with pytest.raises(ValueError, match=r"thesis\.doc"):
+    (tmp_path / "data" / name).write_text("precious")
+    with pytest.raises(ValueError, match=f"not empty.*{name}"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "data", "bytes")
-    assert [path.name for path in (tmp_path / "data").iterdir()] == ["thesis.doc"]
+    assert (tmp_path / "data" / name).read_text() == "precious"
+
+
+def test_a_missing_shard_is_written_again(tmp_path: Path) -> None:
+    sources = _write_documents(tmp_path / "text")
+    prepare(sources, tmp_path / "data", "bytes")
+    shard = tmp_path / "data" / "train_000000.bin"
+    content = shard.read_bytes()
+    shard.unlink()
+    _, written = prepare(sources, tmp_path / "data", "bytes")
+    assert written
+    assert shard.read_bytes() == content
+
+
+def test_a_damaged_manifest_says_what_to_do(tmp_path: Path) -> None:
+    sources = _write_documents(tmp_path / "text")
+    prepare(sources, tmp_path / "data", "bytes")
+    (tmp_path / "data" / "manifest.json").write_text("{")
+    with pytest.raises(ValueError, match="delete it and run this again"):
+        prepare(sources, tmp_path / "data", "bytes")

@@ -2,6 +2,9 @@
 
 import json
 import math
+import subprocess
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -307,6 +310,59 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert error.count("\n") == 1
     assert words in error
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_terminal_gets_a_bar(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gpt.training.callbacks.training_log.sys", types.SimpleNamespace(stderr=_Terminal(sys.stderr)))
+    assert train_tiny(tmp_path, "--trainer.max_steps", "6") == 0
+    error = capfd.readouterr().err
+    assert "6/6" in error
+    assert "tokens/s" in error
+    assert "step 6: validation loss" in error
+
+
+class _Terminal:
+    def __init__(self, stream: object) -> None:
+        self._stream = stream
+
+    def isatty(self) -> bool:
+        return True
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+def test_a_diverged_run_is_saved_and_says_so(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--optim.learning_rate", "1e30", "--trainer.max_steps", "6", "--trainer.gradient_clip_val", "0"]
+    assert train_tiny(tmp_path, *flags, "--json") == 0
+    captured = capfd.readouterr()
+    assert "no sample: the model's logits are not finite" in captured.err
+    assert json.loads(captured.out)["val_loss_nats"] is None
+    assert (tmp_path / "tiny" / "last.ckpt").exists()
+
+
+def test_two_processes_are_one_run(tiny_data: Path, tiny_config: Path, tmp_path: Path) -> None:
+    """Over gloo on a CPU: the losses of a single process, one folder, one set of events, one line of JSON."""
+    common = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
+    common += ["--model.dropout", "0", "--trainer.max_steps", "8", "--trainer.validate_every_steps", "4", "--json"]
+    common += ["--checkpoints_dir", str(tmp_path)]
+    results = {}
+    for name, flags in {"one": [], "two": ["--trainer.devices", "2", "--trainer.strategy", "ddp"]}.items():
+        finished = subprocess.run(
+            [*common, "--run_name", name, *flags], capture_output=True, text=True, cwd=Path(__file__).parent.parent
+        )
+        assert finished.returncode == 0, finished.stderr
+        results[name] = json.loads(finished.stdout)  # one object, or this fails
+        assert finished.stderr.count("done: 8 steps") == 1
+    for tag in ("train/loss_nats", "val/loss_nats", "train/gradient_norm"):
+        one, two = scalars(tmp_path / "one", tag), scalars(tmp_path / "two", tag)
+        assert two == pytest.approx(one, abs=1e-5)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
+    assert len(list((tmp_path / "two").glob("events*"))) == 1
 
 
 def test_a_run_needs_a_config(capfd: pytest.CaptureFixture[str]) -> None:

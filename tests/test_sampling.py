@@ -35,6 +35,13 @@ def test_top_k_that_leaves_all_changes_nothing(top_k: int | None) -> None:
     assert torch.equal(_frequencies(Sampling(top_k=top_k), 100), _frequencies(Sampling(), 100))
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_diverged_model_is_said_to_be_one(bad: float) -> None:
+    for temperature in (0, 1):
+        with pytest.raises(ValueError, match="diverged"):
+            Sampling(temperature).draw(torch.tensor([0.0, bad]), torch.Generator())
+
+
 def test_logits_are_not_changed() -> None:
     logits = LOGITS.clone()
     Sampling(0.5, 2).draw(logits, torch.Generator())

@@ -128,6 +128,7 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         lambda content: content["splits"]["train"]["shards"][0].update(tokens=10**30),
         lambda content: content["splits"]["train"]["shards"][0].update(tokens=-1),
         lambda content: content["splits"]["train"].update(tokens=1),
+        lambda content: content["splits"]["val"].update(utf8_bytes=0),
         lambda content: content["splits"]["train"].update(shards=[], tokens=0),
     ],
 )

@@ -1,9 +1,12 @@
+import base64
 import hashlib
+import itertools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import regex
 import tiktoken
 
 import gpt
@@ -24,27 +27,31 @@ TRICKY = [
 ]
 
 
-@pytest.fixture(scope="module")
-def reference() -> tiktoken.Encoding:
-    """GPT-2 as tiktoken itself assembles it, from the shipped ranks instead of a download."""
-    from tiktoken.load import load_tiktoken_bpe
-    from tiktoken_ext.openai_public import r50k_pat_str
-
-    ranks = load_tiktoken_bpe(str(Path(gpt.__file__).with_name("gpt2.tiktoken")))
-    return tiktoken.Encoding(
-        "reference",
-        pat_str=r50k_pat_str,
-        mergeable_ranks=ranks,
-        special_tokens={"<|endoftext|>": 50256},
-        explicit_n_vocab=50257,
-    )
+def _bpe_by_hand(text: str) -> list[int]:
+    """Byte-pair encoding from its definition: split by GPT-2's pattern, then merge the lowest-ranked pair, and so on."""
+    lines = Path(gpt.__file__).with_name("gpt2.tiktoken").read_bytes().splitlines()
+    ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
+    # Radford et al.'s encoder.py has this pattern.
+    pattern = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+    ids = []
+    for word in regex.findall(pattern, text):
+        parts = [bytes([byte]) for byte in word.encode()]
+        while len(parts) > 1:
+            pairs = [(ranks.get(left + right, 10**9), i) for i, (left, right) in enumerate(itertools.pairwise(parts))]
+            rank, i = min(pairs)
+            if rank == 10**9:
+                break
+            parts[i : i + 2] = [parts[i] + parts[i + 1]]
+        ids += [ranks[part] for part in parts]
+    return ids
 
 
 @pytest.mark.parametrize("text", TRICKY)
-def test_gpt2_gives_tiktokens_ids_and_gives_the_text_back(text: str, reference: tiktoken.Encoding) -> None:
+def test_gpt2_gives_the_ids_of_the_definition_and_gives_the_text_back(text: str) -> None:
     tokenizer = Tokenizer("gpt2")
     ids = tokenizer.encode(text)
-    assert ids == reference.encode(text, disallowed_special=())
+    assert ids == _bpe_by_hand(text)
+    assert tokenizer.encode_array(text).tolist() == ids
     assert tokenizer.decode(ids) == text
 
 
@@ -107,6 +114,16 @@ def test_cl100k_base_is_had_from_tiktoken() -> None:
     tokenizer = Tokenizer("cl100k_base")
     assert tokenizer.vocab_size == 100277
     assert tokenizer.encode("tiktoken is great!") == [83, 1609, 5963, 374, 2294, 0]
+
+
+def test_an_id_that_stands_for_nothing_is_a_replacement_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {bytes([value]): value for value in range(256)}
+    gaps = tiktoken.Encoding("gaps", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300})
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: ["gaps"])
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: gaps)
+    tokenizer = Tokenizer("gaps")
+    assert tokenizer.vocab_size == 301
+    assert tokenizer.decode([97, 299, 98]) == "a\ufffdb"
 
 
 @pytest.mark.parametrize("ids", [[50257], [-1], [10**12]])

@@ -3,13 +3,11 @@
 Shape letters: L layers, B batch, H heads, T length.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor, nn
 
 from gpt.model.attention import MultiHeadAttention, causal_attention_weights
+from gpt.model.inference import inference
 from gpt.model.transformer import GPT
 
 
@@ -37,23 +35,12 @@ def attention_maps(model: GPT, token_ids: Tensor) -> Tensor:
         queries, keys, _ = module.heads(inputs[0])
         maps.append(causal_attention_weights(queries, keys).cpu())
 
-    with _eager_eval(model), torch.no_grad():
+    with inference(model):
         hooks = [m.register_forward_pre_hook(record) for m in model.modules() if isinstance(m, MultiHeadAttention)]
         try:
             model.transformer(token_ids.to(model.head_weight.device))
         finally:
             for hook in hooks:
                 hook.remove()
-    assert len(maps) == model.config.num_layers  # a compiled module would skip hooks without a word
+    assert len(maps) == model.config.num_layers  # hooks are skipped without a word where a module is compiled
     return torch.stack(maps)
-
-
-@contextmanager
-def _eager_eval(model: GPT) -> Iterator[None]:
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.compiler.set_stance("force_eager"):
-            yield
-    finally:
-        model.train(was_training)

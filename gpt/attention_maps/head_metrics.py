@@ -18,17 +18,3 @@ def previous_token(maps: Tensor) -> Tensor:
     Source: TransformerLens, head detectors.
     """
     return maps.diagonal(offset=-1, dim1=-2, dim2=-1).mean(dim=-1)
-
-
-def sink(maps: Tensor) -> Tensor:
-    """Mean weight on the first token: mean over i >= 1 of A[i, 0]; above 0.3 one speaks of an attention sink.
-
-    Args:
-        maps: (..., T, T), T at least 2.
-
-    Returns:
-        (...), in 0..1.
-
-    Source: Xiao et al. 2023, "Efficient streaming language models with attention sinks".
-    """
-    return maps[..., 1:, 0].mean(dim=-1)

@@ -100,6 +100,7 @@ def token_label(token: bytes) -> str:
 def _map_image(weights: NDArray[np.float32], scale: int) -> Image.Image:
     position = np.sqrt(weights) * (len(_CIVIDIS) - 1)
     colours = np.stack([np.interp(position, range(len(_CIVIDIS)), channel) for channel in _CIVIDIS.T], axis=-1)
+    colours = np.nan_to_num(colours, nan=0.0)  # a diverged model's map is drawn black
     colours[np.triu_indices(len(weights), k=1)] = _FUTURE
     pixels = colours.round().astype(np.uint8).repeat(scale, axis=0).repeat(scale, axis=1)
     return Image.fromarray(pixels)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.shards import MANIFEST_NAME, Manifest, Shard, Split, dtype_for, write_shard
+from gpt.data.shards import MANIFEST_NAME, Manifest, Shard, Split, SplitTokens, dtype_for, write_shard
 from gpt.data.sources import Document, read_documents
 from gpt.files import sha256_of_file
 from gpt.tokenizer import Tokenizer
@@ -19,20 +19,22 @@ from gpt.tokenizer import Tokenizer
 log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 5.0
+_UNFINISHED = ".unfinished"  # marks a folder that an interrupted run has written to
 
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which documents are validation; ``cut`` is a character index when one lone document is split inside itself."""
+    """Which documents are validation, and which one, if any, is cut and gives only its end."""
 
     val_digests: frozenset[bytes]
-    cut: int | None
+    cut_digest: bytes | None
+    cut: int  # in characters
     corpus_sha256: str
     utf8_bytes: int
 
     def parts(self, document: Document) -> Iterator[tuple[str, Document]]:
         """The document's pieces, each with its split."""
-        if self.cut is not None:
+        if document.digest == self.cut_digest:
             yield "train", Document(document.name, document.text[: self.cut])
             yield "val", Document(document.name, document.text[self.cut :])
         else:
@@ -44,8 +46,9 @@ def prepare(
 ) -> tuple[Manifest, bool]:
     """Turn sources into shards and a manifest; if just that is there already, leave it alone.
 
-    Documents go to validation in the order of their SHA-256 until ``val_fraction`` of the bytes are there, so
-    the split depends on no order and no machine. A lone document gives its last ``val_fraction``.
+    Documents go to validation in the order of their SHA-256 until ``val_fraction`` of the bytes are there, leaving
+    out those that would bring more than twice that; so the split depends on no order and no machine. Where that
+    yields less than half, because there is one document or one outweighs the rest, the largest gives its end.
 
     Args:
         sources: as ``read_documents`` takes them; they are read twice.
@@ -70,12 +73,14 @@ def prepare(
     existing = _existing(output)
     if existing is not None:
         same = (existing.corpus_sha256, existing.tokenizer_sha256, existing.options)
-        if same == (plan.corpus_sha256, tokenizer.sha256, options):
+        if same != (plan.corpus_sha256, tokenizer.sha256, options):
+            raise ValueError(
+                f"{output} holds data prepared from other sources or options; delete it or choose another --output"
+            )
+        if _complete(output, existing):
             return existing, False
-        raise ValueError(
-            f"{output} holds data prepared from other sources or options; delete it or choose another --output"
-        )
     output.mkdir(parents=True, exist_ok=True)
+    (output / _UNFINISHED).touch()
     manifest = Manifest(
         tokenizer=tokenizer.name,
         tokenizer_sha256=tokenizer.sha256,
@@ -88,36 +93,40 @@ def prepare(
         options=options,
     )
     manifest.save(output)
+    (output / _UNFINISHED).unlink()
     return manifest, True
 
 
 def _plan(documents: Iterable[Document], val_fraction: float) -> _Plan:
     sizes: dict[bytes, int] = {}  # equal documents count together: they share a split
-    order = hashlib.sha256()
-    count, last = 0, None
+    largest: Document | None = None
+    corpus = hashlib.sha256()
     for document in documents:
         sizes[document.digest] = sizes.get(document.digest, 0) + len(document.utf8)
-        order.update(document.digest)
-        count, last = count + 1, document
-    assert last is not None  # read_documents raises rather than yield nothing
+        corpus.update(document.digest)
+        if largest is None or len(document.utf8) > len(largest.utf8):
+            largest = document
+    assert largest is not None  # read_documents raises rather than yield nothing
     total = sum(sizes.values())
-    if len(sizes) == 1:
-        if count > 1:
-            raise ValueError(f"all {count} documents are the same text; give one of them, or others beside it")
-        return _Plan(frozenset(), _cut(last, val_fraction), order.hexdigest(), total)
+    wanted = val_fraction * total
     chosen: set[bytes] = set()
     chosen_bytes = 0
     for digest in sorted(sizes)[:-1]:  # never the last: training needs a document too
-        if chosen and chosen_bytes >= val_fraction * total:
+        if chosen_bytes >= wanted:
             break
-        chosen.add(digest)
-        chosen_bytes += sizes[digest]
-    return _Plan(frozenset(chosen), None, order.hexdigest(), total)
+        if chosen_bytes + sizes[digest] <= 2 * wanted:
+            chosen.add(digest)
+            chosen_bytes += sizes[digest]
+    if chosen_bytes >= wanted / 2:
+        return _Plan(frozenset(chosen), None, 0, corpus.hexdigest(), total)
+    chosen.discard(largest.digest)
+    missing = min(wanted - chosen_bytes, len(largest.utf8) / 2 if len(sizes) > 1 else wanted)
+    return _Plan(frozenset(chosen), largest.digest, _cut(largest, missing), corpus.hexdigest(), total)
 
 
-def _cut(document: Document, val_fraction: float) -> int:
-    """Where a lone document's validation part starts: the first line start in its last ``val_fraction`` of bytes."""
-    head = document.utf8[: round(len(document.utf8) * (1 - val_fraction))]
+def _cut(document: Document, val_bytes: float) -> int:
+    """Where a document's validation part starts: at the first line start in its last ``val_bytes``, if one is near."""
+    head = document.utf8[: len(document.utf8) - round(val_bytes)]
     cut = len(head.decode("utf-8", errors="ignore"))
     next_line = document.text.find("\n", max(0, cut - 1)) + 1
     if 0 < next_line < len(document.text) and next_line - cut < (len(document.text) - cut) / 2:
@@ -128,18 +137,30 @@ def _cut(document: Document, val_fraction: float) -> int:
 
 
 def _existing(output: Path) -> Manifest | None:
+    """The manifest in the folder, or None where we may write; never touches a file that we did not make."""
     if output.exists() and not output.is_dir():
         raise ValueError(f"--output {output} is a file; name a folder")
     if (output / MANIFEST_NAME).exists():
-        return Manifest.load(output)
-    if output.is_dir():
-        # Shards without a manifest are an interrupted run's: they are written again. Anything else is not ours.
-        ours = {*output.glob("train_*.bin*"), *output.glob("val_*.bin*"), *output.glob(MANIFEST_NAME + ".tmp")}
-        if foreign := sorted(set(output.iterdir()) - ours):
-            raise ValueError(f"--output {output} is not empty (it holds {foreign[0].name}); choose another folder")
-        for path in ours:
-            path.unlink()
+        try:
+            return Manifest.load(output)
+        except ValueError as error:
+            raise ValueError(f"{error}; if {output} is not needed, delete it and run this again") from None
+    # What an interrupted run leaves is written again, to the same bytes.
+    if output.is_dir() and any(output.iterdir()) and not (output / _UNFINISHED).exists():
+        raise ValueError(
+            f"--output {output} is not empty (it holds {min(output.iterdir()).name}); choose another folder"
+        )
     return None
+
+
+def _complete(output: Path, manifest: Manifest) -> bool:
+    try:
+        for split in manifest.splits:
+            SplitTokens(output, manifest, split)
+    except ValueError as error:
+        log.warning("%s", error)
+        return False
+    return True
 
 
 def _write_splits(
@@ -152,7 +173,7 @@ def _write_splits(
     due = started + _PROGRESS_SECONDS
     for document in read_documents(sources):
         for split, part in plan.parts(document):
-            tokens = np.concatenate([[tokenizer.eot_id], tokenizer.encode_array(part.text)])
+            tokens = np.append(np.uint32(tokenizer.eot_id), tokenizer.encode_array(part.text))
             writers[split].add(tokens, utf8_bytes=len(part.utf8))
         done += len(document.utf8)
         if (now := time.monotonic()) > due:

@@ -100,7 +100,7 @@ class Manifest:
         eot_id: id of the end of text, which begins each document.
         dtype: ``"uint16"`` or ``"uint32"``.
         splits: ``"train"`` and ``"val"``.
-        corpus_sha256: hash over the documents and their split, so that changed sources are noticed.
+        corpus_sha256: hash over the documents, in their order, so that changed sources are noticed.
         sources: what the user named.
         options: what the user chose.
         format_version: of this file.
@@ -259,6 +259,9 @@ def _split(content: Mapping[str, Any]) -> Split:
         if not isinstance(shard.tokens, int) or shard.tokens < 1:
             raise ValueError(f"shard {shard.name!r} has a token count of {shard.tokens!r}")
     split = Split(**{**content, "shards": shards})
+    for total in (split.documents, split.utf8_bytes):
+        if not isinstance(total, int) or total < 1:
+            raise ValueError(f"a split with {total!r} documents or bytes")
     if not shards or split.tokens != sum(shard.tokens for shard in shards):
         raise ValueError("the token count of a split is not the sum of its shards'")
     return split

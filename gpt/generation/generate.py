@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 
 from gpt.generation.sampling import Sampling
+from gpt.model.inference import inference
 from gpt.model.transformer import GPT
 
 
@@ -39,7 +40,31 @@ def generate(
         seed: the same one gives the same text.
 
     Raises:
-        ValueError: the prompt does not fit into the context, or ``max_new_tokens`` is negative.
+        ValueError: as ``check_request``; or the model's logits are not finite.
+    """
+    check_request(model, prompt_ids, max_new_tokens, seed)
+    context_length = model.config.context_length
+    generator = torch.Generator().manual_seed(seed)
+    window = [eot_id, *prompt_ids]
+    new_ids: list[int] = []
+    with inference(model):
+        while len(new_ids) < max_new_tokens:
+            if len(window) > context_length:
+                window = window[-(context_length // 2 or 1) :]
+            hidden = model.transformer(torch.tensor([window], device=model.head_weight.device))[0, -1]  # (E,)
+            token = sampling.draw(model.head_weight @ hidden, generator)
+            if token == eot_id:
+                return Continuation(new_ids, "eos")
+            new_ids.append(token)
+            window.append(token)
+    return Continuation(new_ids, "length")
+
+
+def check_request(model: GPT, prompt_ids: list[int], max_new_tokens: int, seed: int) -> None:
+    """Refuse what ``generate`` cannot do; for a caller with several prompts, before the first is answered.
+
+    Raises:
+        ValueError: the prompt does not fit into the context, or a number is out of range.
     """
     context_length = model.config.context_length
     if len(prompt_ids) + 1 > context_length:
@@ -49,23 +74,5 @@ def generate(
         )
     if max_new_tokens < 0:
         raise ValueError(f"--max-new-tokens is {max_new_tokens}; it must be at least 0")
-    generator = torch.Generator().manual_seed(seed)
-    device = next(model.parameters()).device
-    window = [eot_id, *prompt_ids]
-    new_ids: list[int] = []
-    was_training = model.training
-    model.eval()
-    try:
-        with torch.no_grad():
-            while len(new_ids) < max_new_tokens:
-                if len(window) > context_length:
-                    window = window[-(context_length // 2 or 1) :]
-                hidden = model.transformer(torch.tensor([window], device=device))[0, -1]  # (E,)
-                token = sampling.draw(model.head_weight @ hidden, generator)
-                if token == eot_id:
-                    return Continuation(new_ids, "eos")
-                new_ids.append(token)
-                window.append(token)
-    finally:
-        model.train(was_training)
-    return Continuation(new_ids, "length")
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"--seed is {seed}; it must be at least 0 and below 2**63")

@@ -32,9 +32,14 @@ class Sampling:
 
         Args:
             logits: (V,), any float dtype, not changed.
-            generator: on the CPU, where the drawing is done, so that a seed gives the same text on any device.
+            generator: on the CPU, where the drawing is done, whatever the model's device.
+
+        Raises:
+            ValueError: a logit is not finite: the model has diverged.
         """
         logits = logits.float().cpu()
+        if not logits.isfinite().all():
+            raise ValueError("the model's logits are not finite: it diverged in training; use an earlier checkpoint")
         if self.temperature == 0:
             return int(logits.argmax())
         # Only differences matter; with the largest at 0, a tiny temperature cannot overflow.

@@ -39,8 +39,7 @@ def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Ten
         return total
     total = hidden.new_zeros((), dtype=torch.float32)
     for rows in _chunks(len(targets), len(head_weight)):
-        logits = _logits(hidden[rows], head_weight)
-        total += _summed_loss(logits, logits.logsumexp(dim=-1), targets[rows])
+        total += _summed_loss(_log_probabilities(hidden[rows], head_weight), targets[rows])
     return total
 
 
@@ -53,14 +52,12 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(head_weight)
         for rows in _chunks(len(targets), len(head_weight)):
-            logits = _logits(hidden[rows], head_weight)  # (n, V)
-            log_normaliser = logits.logsumexp(dim=-1)  # (n,)
-            total += _summed_loss(logits, log_normaliser, targets[rows])
+            log_probabilities = _log_probabilities(hidden[rows], head_weight)  # (n, V)
+            total += _summed_loss(log_probabilities, targets[rows])
             # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
-            counts = targets[rows] != IGNORED
-            grad_logits = logits.sub_(log_normaliser[:, None]).exp_()
-            grad_logits.scatter_add_(1, targets[rows].clamp(min=0)[:, None], -counts[:, None].to(logits.dtype))
-            grad_logits.mul_(counts[:, None])
+            counts = (targets[rows] != IGNORED)[:, None].to(log_probabilities.dtype)
+            grad_logits = log_probabilities.exp_().mul_(counts)
+            grad_logits.scatter_add_(1, targets[rows].clamp(min=0)[:, None], -counts)
             grad_hidden[rows] = grad_logits @ head_weight
             grad_weight += grad_logits.T @ hidden[rows]
         ctx.save_for_backward(grad_hidden, grad_weight)
@@ -77,10 +74,11 @@ def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 
-def _logits(hidden: Tensor, head_weight: Tensor) -> Tensor:
-    return (hidden @ head_weight.T).float()  # (n, V); softmax wants float32 whatever the matrix product ran in
+def _log_probabilities(hidden: Tensor, head_weight: Tensor) -> Tensor:
+    # (n, V), in float32 whatever the matrix product ran in
+    return (hidden @ head_weight.T).float().log_softmax(dim=-1)
 
 
-def _summed_loss(logits: Tensor, log_normaliser: Tensor, targets: Tensor) -> Tensor:
-    target_logits = logits.gather(1, targets.clamp(min=0)[:, None])[:, 0]  # (n,)
-    return (log_normaliser - target_logits).masked_fill(targets == IGNORED, 0.0).sum()
+def _summed_loss(log_probabilities: Tensor, targets: Tensor) -> Tensor:
+    of_targets = log_probabilities.gather(1, targets.clamp(min=0)[:, None])[:, 0]  # (n,)
+    return -of_targets.masked_fill(targets == IGNORED, 0.0).sum()

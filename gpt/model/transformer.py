@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
+from gpt.model.gelu import gelu
 
 
 class FeedForward(nn.Module):
@@ -22,7 +23,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, T, E) to (B, T, E)."""
-        return self.project(F.gelu(self.expand(x), approximate="tanh"))
+        return self.project(gelu(self.expand(x)))
 
 
 class TransformerBlock(nn.Module):

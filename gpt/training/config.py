@@ -31,7 +31,7 @@ class DataConfig:
         path: folder that prepare_data.py wrote.
         global_batch_size: windows per optimizer step, over all processes and micro-batches together.
         micro_batch_size: windows per forward pass of one process; gradients are accumulated over as many passes
-            as the global batch needs, so that changing devices does not change the run.
+            as the global batch needs, so that changing devices changes neither batches nor steps.
         num_workers: processes that read windows ahead; 0 reads them in the training process.
     """
 
@@ -110,7 +110,7 @@ class TrainerConfig:
     devices: int = 1
     num_nodes: int = 1
     strategy: Literal["auto", "ddp"] = "auto"
-    precision: Literal["auto", "32-true", "bf16-mixed", "16-mixed"] = "auto"
+    precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
     gradient_clip_val: float = 1.0
     validate_every_steps: int = 250
     log_every_n_steps: int = 10
@@ -182,7 +182,8 @@ class RunConfig:
     attention_maps: AttentionMapsConfig = field(default_factory=AttentionMapsConfig)
 
     def __post_init__(self) -> None:
-        _at_least(0, "run", self, "seed")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; it must be at least 0 and below 2**32")
         if self.run_name is not None and (not self.run_name or Path(self.run_name).name != self.run_name):
             raise ValueError(f"run_name is {self.run_name!r}; it must be a plain name, without folders")
         data, world_size = self.data, self.world_size
@@ -280,7 +281,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"there is no config file {path}; see configs/ for some")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
     if content is None:
@@ -288,6 +289,16 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a mapping of sections to keys, such as 'model: {{num_layers: 4}}'")
     return content
+
+
+class _StrictLoader(yaml.SafeLoader):
+    """Plain values only, and no key twice: of two equal keys, YAML would silently take the second."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
+            raise yaml.constructor.ConstructorError(None, None, "a key is given twice", node.start_mark)
+        return mapping
 
 
 def _leaf_keys(content: Mapping[Any, Any], prefix: str = "") -> list[str]:

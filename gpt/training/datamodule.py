@@ -33,6 +33,11 @@ class TokenDataModule(L.LightningDataModule):
             TokenWindows(SplitTokens(folder, self.manifest, split), config.model.context_length)
             for split in ("train", "val")
         )
+        if len(self.val_windows) < config.world_size:
+            raise ValueError(
+                f"the validation split has {len(self.val_windows)} windows and the run {config.world_size} processes, "
+                "each of which needs one; prepare more validation text"
+            )
 
     def train_dataloader(self) -> DataLoader[TrainingBatch]:
         """Micro-batches of this process, from where the run stands, without end."""

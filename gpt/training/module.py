@@ -43,6 +43,8 @@ class GPTModule(L.LightningModule):
         self.train_loss = torch.zeros(())
         self.gradient_norm = torch.zeros(())
         self.evaluation: Evaluation | None = None
+        self.evaluated_step = -1
+        self.git_revision = git_revision()  # now: later on, the tree may have changed under the run
         self._val_totals = LossTotals()
 
     @property
@@ -50,13 +52,17 @@ class GPTModule(L.LightningModule):
         """Optimizer steps taken so far."""
         return self.trainer.global_step
 
+    def ends_step(self, batch: TrainingBatch) -> bool:
+        """Whether the micro-batch completes an optimizer step, rather than lie in the middle of an accumulation."""
+        return (batch["number"] + 1) % self.config.accumulation == 0
+
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """This micro-batch's share of the mean loss over the global batch."""
-        first_of_step = batch["number"] % self.config.accumulation == 0
         self._seed_generators(batch["number"])
         hidden = self.model.transformer(batch["inputs"])
         loss_sum = next_token_loss(hidden, self.model.head_weight, batch["targets"])
         share = loss_sum / batch["global_targets"]
+        first_of_step = batch["number"] % self.config.accumulation == 0
         self.train_loss = share.detach() if first_of_step else self.train_loss + share.detach()
         # Lightning divides by the number of micro-batches, and data parallelism averages over ranks: both are
         # undone, since the share is already one of the whole.
@@ -74,6 +80,7 @@ class GPTModule(L.LightningModule):
         """Put the whole split's loss into measures, over all ranks."""
         totals = self._val_totals.totals().to(self.device if self.trainer.world_size > 1 else "cpu")
         nats, tokens = self.trainer.strategy.reduce(totals, reduce_op="sum").tolist()
+        self.evaluated_step = self.steps_done
         self.evaluation = Evaluation.from_totals(nats, int(tokens), self.manifest.splits["val"].utf8_bytes)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -97,15 +104,16 @@ class GPTModule(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the file is and where it comes from, in plain values."""
+        step = self.steps_done
         checkpoint["format_version"] = FORMAT_VERSION
         checkpoint["provenance"] = {
             "mini_gpt": gpt.__version__,
             "torch": str(torch.__version__),
             "lightning": L.__version__,
             "python": platform.python_version(),
-            "git_revision": git_revision(),
+            "git_revision": self.git_revision,
             "manifest_sha256": self.manifest.sha256,
-            "val_loss_nats": self.evaluation.loss_nats if self.evaluation else None,
+            "val_loss_nats": self.evaluation.loss_nats if self.evaluation and self.evaluated_step == step else None,
         }
 
     def _seed_generators(self, number: int) -> None:

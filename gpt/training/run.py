@@ -5,7 +5,7 @@ import logging
 import os
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class RunResult:
     seconds: float
 
 
-def train(config: RunConfig, default_name: str) -> RunResult:
+def train(config: RunConfig, default_name: str) -> RunResult | None:
     """Train a model as the config says.
 
     Everything that can be refused is refused before the run folder is made.
@@ -64,12 +64,17 @@ def train(config: RunConfig, default_name: str) -> RunResult:
         default_name: of the run folder, if the config names none.
 
     Returns:
-        Losses and speed.
+        Losses and speed; None in all processes of a run but its first.
 
     Raises:
         ValueError: the config, the data or the run folder do not allow the run.
     """
     started = time.monotonic()
+    if int(os.environ.get("WORLD_SIZE", config.world_size)) != config.world_size:
+        raise ValueError(
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, and trainer.devices times trainer.num_nodes is "
+            f"{config.world_size}; make them equal"
+        )
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
@@ -86,14 +91,17 @@ def train(config: RunConfig, default_name: str) -> RunResult:
     trainer = build_trainer(config, run_dir, [*callbacks, RunCheckpoints(run_dir)])
     if trainer.is_global_zero:
         run_dir.mkdir(parents=True)
-        config.save(run_dir / CONFIG_NAME)
+        trainer_config = replace(config.trainer, precision=choose_precision(config))
+        replace(config, run_name=run_dir.name, trainer=trainer_config).save(run_dir / CONFIG_NAME)
         describe(config, module, data, trainer, run_dir)
     if config.trainer.compile:
         module.model.transformer.compile()
     trainer.fit(module, data)
 
-    if samples.text:
+    if samples.text and trainer.is_global_zero:
         log.info("\na sample of the finished model:\n%s\n", samples.text)
+    if not trainer.is_global_zero:
+        return None
     assert module.evaluation is not None  # RunCheckpoints has the last step validated
     return RunResult(
         run_dir=str(run_dir),
@@ -135,7 +143,7 @@ def choose_run_dir(config: RunConfig, default_name: str) -> Path:
 
 
 def _rank() -> int:
-    names = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
+    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # as Lightning orders them: torchrun's, its own, SLURM's
     return int(next((os.environ[name] for name in names if name in os.environ), 0))
 
 
@@ -172,7 +180,7 @@ def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback])
             enable_model_summary=False,
             enable_progress_bar=False,
         )
-    except MisconfigurationException as error:  # a device that is not there, say
+    except (MisconfigurationException, ValueError) as error:  # a device that is not there, say
         raise ValueError(f"trainer.accelerator, devices and strategy do not fit this machine: {error}") from None
 
 

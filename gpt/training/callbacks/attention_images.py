@@ -28,28 +28,32 @@ class AttentionImages(L.Callback):
     def __init__(self, config: AttentionMapsConfig, tokenizer: Tokenizer, max_steps: int, context_length: int) -> None:
         probe = [tokenizer.eot_id, *tokenizer.encode(config.probe_text)][: min(MAX_PROBE_TOKENS, context_length)]
         if len(probe) < 2:
-            raise ValueError("attention_maps.probe_text is empty; give some text, or set attention_maps.enabled false")
+            raise ValueError(
+                "attention maps need a probe of two tokens: attention_maps.probe_text is empty, or the context holds "
+                "one token; give some text, or set attention_maps.enabled false"
+            )
         self.token_ids = torch.tensor([probe])
         self.labels = ["<start>", *(token_label(tokenizer.decode_bytes([token])) for token in probe[1:])]
         self._due = capture_steps(max_steps, config.captures)
-        self._last_step = -1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Capture the model as it starts."""
-        self._capture_if_due(trainer, pl_module)
+        assert isinstance(pl_module, GPTModule)
+        if pl_module.steps_done == 0:
+            self._capture(trainer, pl_module)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Capture after the steps that are due."""
-        self._capture_if_due(trainer, pl_module)
+        assert isinstance(pl_module, GPTModule)
+        if pl_module.ends_step(batch) and pl_module.steps_done in self._due:
+            self._capture(trainer, pl_module)
 
-    def _capture_if_due(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        assert isinstance(module, GPTModule)
-        step = module.steps_done
-        if step == self._last_step or step not in self._due or not trainer.is_global_zero:
+    def _capture(self, trainer: L.Trainer, module: GPTModule) -> None:
+        if not trainer.is_global_zero:
             return
-        self._last_step = step
+        step = module.steps_done
         maps = attention_maps(module.model, self.token_ids)[:, 0]  # (L, H, T, T)
         scores = previous_token(maps)  # (L, H)
         layer, head = divmod(int(scores.argmax()), scores.shape[1])
@@ -64,7 +68,7 @@ class AttentionImages(L.Callback):
 def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
     """Step 0, the last step, and between them steps in equal proportion, from a hundredth of the run on.
 
-    A stock TensorBoard keeps ten images of a tag, so ten captures are all to be seen.
+    A stock TensorBoard keeps ten images of a tag, so the default of ten captures is all to be seen.
     """
     first = max(1.0, max_steps / 100)
     between = captures - 2

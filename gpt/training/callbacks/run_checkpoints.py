@@ -26,7 +26,6 @@ class RunCheckpoints(Checkpoint):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.best_loss = float("inf")
-        self._last_step = 0
 
     def state_dict(self) -> dict[str, Any]:
         """What a continued run must know."""
@@ -36,19 +35,14 @@ class RunCheckpoints(Checkpoint):
         """Continue."""
         self.best_loss = state_dict["best_loss"]
 
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Note where the run stands."""
-        self._last_step = trainer.global_step
-
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Save if that is due and no validation is."""
         assert isinstance(pl_module, GPTModule)
-        step, config = trainer.global_step, pl_module.config
-        if step == self._last_step:  # in the middle of an accumulation
+        if not pl_module.ends_step(batch):
             return
-        self._last_step = step
+        step, config = trainer.global_step, pl_module.config
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate, which saves
         elif step % config.trainer.validate_every_steps != 0 and step % config.checkpoint.every_steps == 0:

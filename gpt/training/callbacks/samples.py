@@ -1,11 +1,15 @@
 """A sample text at each validation, for TensorBoard's Text tab."""
 
+import logging
+
 import lightning as L
 
 from gpt.generation.generate import generate
 from gpt.generation.sampling import Sampling
 from gpt.tokenizer import Tokenizer
 from gpt.training.module import GPTModule
+
+log = logging.getLogger(__name__)
 
 _SAMPLING = Sampling(temperature=0.8, top_k=50)
 
@@ -28,7 +32,11 @@ class SampleTexts(L.Callback):
         assert isinstance(pl_module, GPTModule)
         if not trainer.is_global_zero:
             return
-        continuation = generate(pl_module.model, [], self.tokenizer.eot_id, self.max_new_tokens, _SAMPLING, seed=0)
+        try:
+            continuation = generate(pl_module.model, [], self.tokenizer.eot_id, self.max_new_tokens, _SAMPLING, seed=0)
+        except ValueError as error:  # a diverged model: no reason to stop before it is saved
+            log.warning("no sample: %s", error)
+            return
         self.text = self.tokenizer.decode(continuation.token_ids)
         # Indented by four spaces it is a code block to the tab's Markdown: line ends and symbols stay as they are.
         markdown = "\n".join(f"    {line}" for line in self.text.splitlines())

@@ -30,7 +30,6 @@ class TrainingLog(L.Callback):
         self._steps_at_log, self._seconds_at_log = 0, 0.0
         self._resumed_at: float | None = None  # None while the clock stands still
         self._next_line = 0.0
-        self._last_step = 0
 
     @property
     def tokens_per_second(self) -> float:
@@ -41,9 +40,8 @@ class TrainingLog(L.Callback):
         """Start the clock and, in a terminal, the bar."""
         assert isinstance(pl_module, GPTModule)
         self._tokens_per_step = pl_module.config.tokens_per_step
-        self._last_step = pl_module.steps_done
         if trainer.is_global_zero and sys.stderr.isatty():
-            self._bar = tqdm(total=trainer.max_steps, initial=self._last_step, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=trainer.max_steps, initial=pl_module.steps_done, unit="step", dynamic_ncols=True)
         self._next_line = time.monotonic()
 
     def on_train_batch_start(
@@ -58,10 +56,9 @@ class TrainingLog(L.Callback):
     ) -> None:
         """Log after an optimizer step, if that is due."""
         assert isinstance(pl_module, GPTModule)
-        step = pl_module.steps_done
-        if step == self._last_step:  # in the middle of an accumulation
+        if not pl_module.ends_step(batch):
             return
-        self._last_step = step
+        step = pl_module.steps_done
         self._training_steps += 1
         if self._bar is not None:
             self._bar.update()

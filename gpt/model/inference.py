@@ -1,0 +1,30 @@
+"""Looking at a model without leaving a trace: what evaluation, generation and attention maps run under."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+
+from gpt.model.transformer import GPT
+
+
+@contextmanager
+def inference(model: GPT) -> Iterator[None]:
+    """Eval mode (no dropout), no gradients, and eager even if the model was compiled.
+
+    Afterwards each module is in the mode that it was in, whatever happened. Eager, because hooks in a compiled
+    module never fire, and because a text that grows by a token at a time would be compiled again and again.
+
+    Args:
+        model: the model.
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    # set_stance imports the compiler, which takes a second: not for a model that was never compiled.
+    compiled = model.transformer._compiled_call_impl is not None
+    try:
+        model.eval()
+        with torch.no_grad(), torch.compiler.set_stance("force_eager") if compiled else nullcontext():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training
