@@ -37,6 +37,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     try:
         return main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        return 130
     except (ValueError, OSError) as error:
         if not isinstance(error, OSError) and not _raised_by_us(error):
             raise

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpt.command_line import ArgumentParser, print_json, run
 from gpt.training.config import config_parser, parse_config
+from gpt.training.run_folder import find_run, new_run_dir
 
 DESCRIPTION = """\
 Train a GPT-2 on prepared data, as a YAML config and flags of the same names say.
@@ -17,6 +18,7 @@ Train a GPT-2 on prepared data, as a YAML config and flags of the same names say
   python scripts/train.py --config configs/gpt2_small.yaml --data.path data/mine --trainer.max_steps 1000
 
 A run writes checkpoints/RUN_NAME: config.yaml (everything resolved), last.ckpt, best.ckpt and TensorBoard events.
+Ctrl-C or SIGTERM finishes the step and saves; the same command with --resume continues as if nothing had happened.
 """
 EPILOG = """\
 --json prints one object with the keys run_dir, steps, train_loss_nats, val_loss_nats, val_bits_per_byte,
@@ -36,6 +38,7 @@ def parser() -> ArgumentParser:
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this and every key of the config, and exit")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/quickstart.yaml")
+    parser.add_argument("--resume", action="store_true", help="continue the run, exactly; a new one if there is none")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     return parser
 
@@ -48,14 +51,21 @@ def body(argv: list[str]) -> int:
         return 0
     if args.config is None:
         raise ValueError("give --config FILE, for example configs/quickstart.yaml")
-    config = parse_config(args.config, flags)
+    found = find_run(args.config, flags) if args.resume else None
+    if found is not None:
+        run_dir, config = found
+    else:
+        config = parse_config(args.config, flags)
+        run_dir = new_run_dir(config, args.config.stem)
+        if args.resume:
+            logging.getLogger("train").info("there is no run to continue yet: starting %s", run_dir)
 
     # Imported here, since lightning takes seconds: --help and a misspelt key are answered without it.
     from dataclasses import asdict
 
     from gpt.training.run import train
 
-    result = train(config, default_name=args.config.stem)
+    result = train(config, run_dir, flags, resume=found is not None)
     if result is None:  # the run's first process speaks for all
         return 0
     log = logging.getLogger("train")

@@ -28,7 +28,7 @@ TRICKY = [
 
 
 def _bpe_by_hand(text: str) -> list[int]:
-    """Byte-pair encoding from its definition: split by GPT-2's pattern, then merge the lowest-ranked pair, and so on."""
+    """Byte-pair encoding from its definition: split by GPT-2's pattern, then merge the lowest-ranked pair, etc."""
     lines = Path(gpt.__file__).with_name("gpt2.tiktoken").read_bytes().splitlines()
     ranks = {base64.b64decode(token): int(rank) for token, rank in (line.split() for line in lines)}
     # Radford et al.'s encoder.py has this pattern.

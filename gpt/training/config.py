@@ -93,6 +93,7 @@ class TrainerConfig:
 
     Args:
         max_steps: optimizer steps in the whole run.
+        max_time: end earlier, after [DD:]HH:MM:SS; the last step is validated and saved all the same.
         accelerator: ``auto`` takes a GPU if there is one, then Apple's MPS, then the CPU.
         devices: processes on this machine, one per device.
         num_nodes: machines.
@@ -106,6 +107,7 @@ class TrainerConfig:
     """
 
     max_steps: int = 19_000
+    max_time: str | None = None
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     devices: int = 1
     num_nodes: int = 1
@@ -120,6 +122,16 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         _at_least(1, "trainer", self, "max_steps", "devices", "num_nodes", "validate_every_steps", "log_every_n_steps")
         _at_least(0, "trainer", self, "gradient_clip_val", "sample_tokens")
+        if self.max_time is not None and not re.fullmatch(r"(\d+:)?\d+:\d\d:\d\d", self.max_time):
+            raise ValueError(f"trainer.max_time is {self.max_time!r}; it must be HH:MM:SS or DD:HH:MM:SS")
+
+    @property
+    def max_seconds(self) -> int | None:
+        """``max_time`` in seconds."""
+        if self.max_time is None:
+            return None
+        days, hours, minutes, seconds = map(int, f"0:{self.max_time}".split(":")[-4:])
+        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 @dataclass(frozen=True)
@@ -208,13 +220,13 @@ class RunConfig:
         """Inputs per optimizer step, over all processes."""
         return self.data.global_batch_size * self.model.context_length
 
-    def save(self, path: Path) -> None:
-        """Write the resolved config as YAML that ``train.py --config`` takes."""
+    def save(self, path: Path, comment: str) -> None:
+        """Write the resolved config as YAML that ``train.py --config`` takes, under a line of comment."""
         content = asdict(self)
         del content["model"]["vocab_size"]
         content["optim"]["betas"] = list(self.optim.betas)
         with atomic_write(path) as file:
-            file.write(yaml.safe_dump(content, sort_keys=False).encode())
+            file.write(f"{comment}\n{yaml.safe_dump(content, sort_keys=False)}".encode())
 
 
 _SECTIONS: dict[str, type[Any]] = {

@@ -116,6 +116,15 @@ class GPTModule(L.LightningModule):
             "val_loss_nats": self.evaluation.loss_nats if self.evaluation and self.evaluated_step == step else None,
         }
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Count the micro-batches done in this run's own: devices and micro-batch size may have changed."""
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        done = checkpoint["global_step"] * self.config.accumulation
+        surplus = progress["total"]["ready"] - done
+        for counts in (progress["total"], progress["current"]):
+            for name in ("ready", "started", "processed", "completed"):
+                counts[name] -= surplus
+
     def _seed_generators(self, number: int) -> None:
         # Dropout of a micro-batch depends on its number alone: not on what was sampled, watched or validated
         # before it, nor on whether the run was interrupted. (torch.manual_seed would cost 0.3 ms.)

@@ -1,6 +1,5 @@
 """A training run from start to end."""
 
-import itertools
 import logging
 import os
 import time
@@ -15,8 +14,10 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from gpt.checkpoint import BEST, LAST
+from gpt.checkpoint import BEST, LAST, read_checkpoint
+from gpt.data.shards import Manifest
 from gpt.training.callbacks.attention_images import AttentionImages
+from gpt.training.callbacks.interruption import Interruption
 from gpt.training.callbacks.run_checkpoints import RunCheckpoints
 from gpt.training.callbacks.samples import SampleTexts
 from gpt.training.callbacks.training_log import TrainingLog
@@ -24,11 +25,9 @@ from gpt.training.checkpoint_io import AtomicCheckpointIO
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
+from gpt.training.run_folder import CONFIG_NAME, make_run_dir
 
 log = logging.getLogger(__name__)
-
-CONFIG_NAME = "config.yaml"
-_RUN_DIR_VARIABLE = "MINI_GPT_RUN_DIR"  # from a run's first process to those that it starts
 
 
 @dataclass(frozen=True)
@@ -54,14 +53,16 @@ class RunResult:
     seconds: float
 
 
-def train(config: RunConfig, default_name: str) -> RunResult | None:
+def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool = False) -> RunResult | None:
     """Train a model as the config says.
 
-    Everything that can be refused is refused before the run folder is made.
+    Everything that can be refused is refused before anything is written.
 
     Args:
         config: the run's.
-        default_name: of the run folder, if the config names none.
+        run_dir: its folder; made here unless ``resume``.
+        flags: that the config was changed with, for the record.
+        resume: continue from ``last.ckpt``, or from the start if there is none yet.
 
     Returns:
         Losses and speed; None in all processes of a run but its first.
@@ -87,16 +88,23 @@ def train(config: RunConfig, default_name: str) -> RunResult | None:
         shape = (config.trainer.max_steps, config.model.context_length)
         callbacks.append(AttentionImages(config.attention_maps, data.tokenizer, *shape))
 
-    run_dir = choose_run_dir(config, default_name)
-    trainer = build_trainer(config, run_dir, [*callbacks, RunCheckpoints(run_dir)])
+    checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
+    steps_done = _check_continuation(checkpoint, config, data.manifest) if checkpoint else 0
+    checkpoints = RunCheckpoints(run_dir)
+    callbacks += [checkpoints, Interruption(checkpoints)]
+    trainer = build_trainer(config, run_dir, callbacks, first_step=steps_done + 1 if checkpoint else 0)
     if trainer.is_global_zero:
-        run_dir.mkdir(parents=True)
-        trainer_config = replace(config.trainer, precision=choose_precision(config))
-        replace(config, run_name=run_dir.name, trainer=trainer_config).save(run_dir / CONFIG_NAME)
+        if not resume:
+            trainer_config = replace(config.trainer, precision=choose_precision(config))
+            make_run_dir(run_dir, replace(config, run_name=run_dir.name, trainer=trainer_config), flags)
         describe(config, module, data, trainer, run_dir)
+        if checkpoint:
+            log.info("continuing %s after step %d", run_dir, steps_done)
+        elif resume:
+            log.info("%s has no checkpoint yet: starting afresh", run_dir)
     if config.trainer.compile:
         module.model.transformer.compile()
-    trainer.fit(module, data)
+    trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
 
     if samples.text and trainer.is_global_zero:
         log.info("\na sample of the finished model:\n%s\n", samples.text)
@@ -114,52 +122,40 @@ def train(config: RunConfig, default_name: str) -> RunResult | None:
     )
 
 
-def choose_run_dir(config: RunConfig, default_name: str) -> Path:
-    """The folder of a new run: a named one must be new, the default name is counted up until it is.
-
-    Of several processes the first chooses. Those that it starts are told by an environment variable; those that
-    torchrun or SLURM starts need ``run_name``.
-
-    Raises:
-        ValueError: a folder of the given name is there already, or the processes could not agree on a name.
-    """
-    parent = Path(config.checkpoints_dir)
-    if _rank() > 0:
-        if _RUN_DIR_VARIABLE in os.environ:
-            return Path(os.environ[_RUN_DIR_VARIABLE])
-        if config.run_name is None:
-            raise ValueError("with processes started from outside (torchrun, SLURM), give --run_name")
-        return parent / config.run_name
-    if config.run_name is None:
-        counted = (parent / f"{default_name}-{number}" for number in itertools.count(2))
-        run_dir = next(path for path in itertools.chain([parent / default_name], counted) if not path.exists())
-    else:
-        run_dir = parent / config.run_name
-    if run_dir.exists():
-        raise ValueError(f"run folder {run_dir} exists already; choose another --run_name")
-    if config.world_size > 1:
-        os.environ[_RUN_DIR_VARIABLE] = str(run_dir)
-    return run_dir
+def _check_continuation(checkpoint: Path, config: RunConfig, manifest: Manifest) -> int:
+    """Refuse to continue on other data, or beyond the end; returns the number of steps done."""
+    content = read_checkpoint(checkpoint)
+    if content["provenance"]["manifest_sha256"] != manifest.sha256:
+        raise ValueError(f"{config.data.path} has changed since {checkpoint} was trained on it; start a new run")
+    steps_done = int(content["global_step"])
+    if steps_done >= config.trainer.max_steps:
+        raise ValueError(
+            f"{checkpoint.parent} has done its {steps_done} steps; give a larger --trainer.max_steps to go on"
+        )
+    return steps_done
 
 
-def _rank() -> int:
-    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # as Lightning orders them: torchrun's, its own, SLURM's
-    return int(next((os.environ[name] for name in names if name in os.environ), 0))
-
-
-def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback]) -> L.Trainer:
+def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback], first_step: int) -> L.Trainer:
     """Lightning's trainer, told to leave to us what we do ourselves.
+
+    Args:
+        config: the run's.
+        run_dir: where the events go.
+        callbacks: in their order.
+        first_step: events from this step on, which an interrupted run may have left, are void.
 
     Raises:
         ValueError: the devices asked for are not there.
     """
     # Noise of a library, and advice that does not fit: windows are read faster than a model trains on them.
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    # Our loader needs no state to be continued: it counts on from the number of steps done.
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     torch.set_float32_matmul_precision("high")  # on a GPU, float32 products in TF32; nothing changes on a CPU
     options = config.trainer
-    logger = _RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=0)
+    logger = _RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step)
     try:
         return L.Trainer(
             accelerator=options.accelerator,

@@ -46,18 +46,35 @@ class RunCheckpoints(Checkpoint):
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate, which saves
         elif step % config.trainer.validate_every_steps != 0 and step % config.checkpoint.every_steps == 0:
-            trainer.save_checkpoint(self.folder / LAST)
+            self.save(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Save, and if the loss is the lowest so far, keep this very file as the best."""
         assert isinstance(pl_module, GPTModule)
         assert pl_module.evaluation is not None
-        is_best = pl_module.evaluation.loss_nats < self.best_loss
-        if is_best:
+        if pl_module.evaluation.loss_nats < self.best_loss:
             self.best_loss = pl_module.evaluation.loss_nats
-        trainer.save_checkpoint(self.folder / LAST)
-        if is_best and trainer.is_global_zero:
-            _link(self.folder / LAST, self.folder / BEST)
+            # The best first: a kill between the two continues from the last one before, and comes by here again.
+            self._save(trainer, self.folder / BEST)
+            if trainer.is_global_zero:
+                _link(self.folder / BEST, self.last)
+        else:
+            self.save(trainer)
+
+    @property
+    def last(self) -> Path:
+        """The file that a run is continued from."""
+        return self.folder / LAST
+
+    def save(self, trainer: L.Trainer) -> None:
+        """Save ``last.ckpt``; all processes must call it."""
+        self._save(trainer, self.last)
+
+    def _save(self, trainer: L.Trainer, path: Path) -> None:
+        if trainer.logger is not None and trainer.is_global_zero:
+            # What was logged up to here is on disk before the checkpoint is, so that a continued run misses nothing.
+            trainer.logger.experiment.flush()  # type: ignore[attr-defined]
+        trainer.save_checkpoint(path)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -1,0 +1,271 @@
+"""Continuing a run: the same losses, weights and events as if nothing had happened."""
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gpt.checkpoint import read_checkpoint
+from gpt.training.callbacks.training_log import TrainingLog
+from tests.test_run import events, same_weights, scalars, weights
+
+TrainTiny = Callable[..., int]
+TAGS = ("train/loss_nats", "train/learning_rate", "train/gradient_norm", "val/loss_nats", "val/perplexity")
+
+
+class Crash(Exception):
+    """What a kill looks like from inside: nothing of ours runs any more."""
+
+
+def _at(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, hook: str = "on_train_batch_end") -> None:
+    """Do something in the first callback's hook, once, when so many steps are done."""
+    original = getattr(TrainingLog, hook)
+    done = []
+
+    def patched(self: TrainingLog, trainer: Any, module: Any, *rest: Any) -> None:
+        original(self, trainer, module, *rest)
+        if trainer.global_step == step and not done:
+            done.append(True)
+            act()
+
+    monkeypatch.setattr(TrainingLog, hook, patched)
+
+
+def _crash() -> None:
+    raise Crash
+
+
+def _same_run(first: Path, second: Path) -> None:
+    assert same_weights(first, second)
+    for tag in TAGS:
+        assert scalars(first, tag) == scalars(second, tag), tag  # bit-equal, each step once
+    best = [read_checkpoint(path / "best.ckpt") for path in (first, second)]
+    assert best[0]["global_step"] == best[1]["global_step"]
+    ours, theirs = (read_checkpoint(path / "last.ckpt")["optimizer_states"][0]["state"] for path in (first, second))
+    for key in ours:
+        assert all(torch.equal(ours[key][name], theirs[key][name]) for name in ours[key])
+
+
+# Saves are at 5, 10, 12 (after a validation), 15, 20, 24 (validation), 25, 30; the tiny run has dropout and accumulation.
+@pytest.mark.parametrize(
+    "step,hook",
+    [(3, "on_train_batch_end"), (7, "on_train_batch_end"), (12, "on_train_batch_end"), (12, "on_validation_end"),
+     (13, "on_train_batch_end"), (20, "on_train_batch_end"), (24, "on_validation_start"), (30, "on_train_batch_end")],
+)  # fmt: skip
+def test_a_crash_at_any_point_is_continued_exactly(
+    step: int, hook: str, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        _at(step, _crash, patch, hook)
+        train_tiny(tmp_path)
+    assert train_tiny(tmp_path, "--resume") == 0
+    _same_run(tmp_path / "tiny", tiny_run)
+    assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
+
+
+def test_several_crashes_in_a_row_with_loader_workers_and_muon(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags = ["--optim.name", "muon", "--optim.schedule", "wsd"]
+    assert train_tiny(tmp_path / "whole", *flags) == 0
+    for number, step in enumerate((8, 14, 17, 27)):
+        with monkeypatch.context() as patch, pytest.raises(Crash):
+            _at(step, _crash, patch)
+            train_tiny(tmp_path / "cut", *flags, "--data.num_workers", "2", *(["--resume"] if number else []))
+    assert train_tiny(tmp_path / "cut", "--resume") == 0  # the flags of the first start are remembered
+    _same_run(tmp_path / "cut" / "tiny", tmp_path / "whole" / "tiny")
+
+
+def test_images_and_texts_are_one_series(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        _at(14, _crash, patch)
+        train_tiny(tmp_path)
+    assert train_tiny(tmp_path, "--resume") == 0
+    whole, cut = events(tiny_run), events(tmp_path / "tiny")
+    for tag in ("attention/all_heads", "attention/best_previous_token_head"):
+        pictures = [[(image.step, image.encoded_image_string) for image in run.Images(tag)] for run in (whole, cut)]
+        assert pictures[0] == pictures[1]
+    texts = [
+        [(e.step, e.tensor_proto.string_val[0]) for e in run.Tensors("sample/text_summary")] for run in (whole, cut)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize("step", [7, 12])
+def test_a_signal_finishes_the_step_saves_and_says_where(
+    number: signal.Signals, status: int, step: int, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    with monkeypatch.context() as patch:
+        _at(step, lambda: os.kill(os.getpid(), number), patch)
+        with pytest.raises(SystemExit) as stopped:
+            train_tiny(tmp_path)
+    assert stopped.value.code == status
+    assert read_checkpoint(tmp_path / "tiny")["global_step"] <= step
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == step
+    assert f"{number.name}: step {step} is saved in {tmp_path / 'tiny' / 'last.ckpt'}" in capfd.readouterr().err
+    if step == 12:  # a validation was due, and is not lost
+        assert list(scalars(tmp_path / "tiny", "val/loss_nats")) == [12]
+    assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
+    assert train_tiny(tmp_path, "--resume") == 0
+    _same_run(tmp_path / "tiny", tiny_run)
+
+
+def test_max_time_ends_a_run_in_good_order(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as patch:
+        _at(9, lambda: time.sleep(1.2), patch)
+        assert train_tiny(tmp_path, "--trainer.max_time", "00:00:01", "--trainer.max_steps", "5000", "--json") == 0
+    result = json.loads(capfd.readouterr().out)
+    assert result["steps"] <= 9
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == result["steps"]
+    assert max(scalars(tmp_path / "tiny", "val/loss_nats")) == result["steps"]
+
+
+def test_another_division_of_the_batch_continues_the_same_data(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert train_tiny(tmp_path / "whole", "--model.dropout", "0") == 0
+    with monkeypatch.context() as patch, pytest.raises(Crash):
+        _at(14, _crash, patch)
+        train_tiny(tmp_path / "cut", "--model.dropout", "0")
+    assert train_tiny(tmp_path / "cut", "--resume", "--data.micro_batch_size", "1") == 0
+    for tag in TAGS:
+        whole, cut = scalars(tmp_path / "whole" / "tiny", tag), scalars(tmp_path / "cut" / "tiny", tag)
+        assert cut == pytest.approx(whole, rel=1e-3), tag
+        assert list(cut) == list(whole)
+
+
+def test_a_finished_run_goes_on_with_more_steps(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
+    assert train_tiny(tmp_path, "--resume") == 2
+    assert "has done its 30 steps; give a larger --trainer.max_steps" in capfd.readouterr().err
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "36") == 0
+    assert "trainer.max_steps: 36 instead of 30 from here on" in capfd.readouterr().err
+    assert list(scalars(tmp_path / "tiny", "train/loss_nats")) == list(range(1, 37))
+
+
+@pytest.mark.parametrize(
+    "flags,words",
+    [
+        (["--optim.learning_rate", "2e-3"], "optim.learning_rate was 0.003"),
+        (["--model.d_model", "64"], "model.d_model was 32"),
+        (["--seed", "9"], "seed was 1234"),
+        (["--data.global_batch_size", "8"], "data.global_batch_size was 4"),
+        (["--trainer.precision", "bf16-mixed"], "trainer.precision was 32-true"),
+        (["--run_name", "other", "--model.d_modle", "64"], "did you mean model.d_model?"),
+    ],
+)
+def test_what_would_make_it_another_run_is_refused_by_name(
+    flags: list[str],
+    words: str,
+    train_tiny: TrainTiny,
+    tiny_run: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tiny").iterdir()}
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40", *flags) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert words in error
+    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tiny").iterdir()} == before
+
+
+def test_a_changed_config_file_is_refused_too(
+    train_tiny: TrainTiny, tiny_run: Path, tiny_config: Path, tiny_data: Path, tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    from scripts import train
+
+    shutil.copytree(tiny_run.parent, tmp_path / "checkpoints")
+    changed = tmp_path / "tiny.yaml"
+    changed.write_text(tiny_config.read_text().replace("warmup_steps: 5", "warmup_steps: 6"))
+    where = ["--checkpoints_dir", str(tmp_path / "checkpoints"), "--data.path", str(tiny_data)]
+    assert train.main(["--config", str(changed), *where, "--resume"]) == 2
+    assert "optim.warmup_steps was 5" in capfd.readouterr().err
+
+
+def test_other_data_is_refused(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from gpt.data.prepare import prepare
+
+    shutil.copytree(tiny_run.parent, tmp_path / "checkpoints")
+    (tmp_path / "other.txt").write_text("other text\n" * 100)
+    prepare([str(tmp_path / "other.txt")], tmp_path / "other", "bytes")
+    flags = ["--resume", "--trainer.max_steps", "40", "--data.path", str(tmp_path / "other")]
+    assert train_tiny(tmp_path / "checkpoints", *flags) == 2
+    assert "has changed since" in capfd.readouterr().err
+
+
+def test_with_no_run_yet_it_starts_one_and_says_so(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "3") == 0
+    assert "no run to continue yet" in capfd.readouterr().err
+    assert (tmp_path / "tiny" / "last.ckpt").exists()
+
+
+def test_the_latest_of_counted_runs_is_meant(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):
+        assert train_tiny(tmp_path, "--trainer.max_steps", "3") == 0
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "5") == 0
+    assert read_checkpoint(tmp_path / "tiny-2" / "last.ckpt")["global_step"] == 5
+    assert train_tiny(tmp_path, "--resume", "--run_name", "tiny", "--trainer.max_steps", "4") == 0
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 4
+
+
+def test_a_runs_own_config_names_it(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
+    from scripts import train
+
+    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
+    assert (
+        train.main(["--config", str(tmp_path / "tiny" / "config.yaml"), "--resume", "--trainer.max_steps", "31"]) == 0
+    )
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 31
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_kill_9_at_a_random_moment(
+    seed: int, tiny_config: Path, tiny_data: Path, tiny_run: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
+    command += ["--checkpoints_dir", str(tmp_path), "--resume"]
+    started = subprocess.Popen(
+        command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert started.stderr is not None
+    for line in started.stderr:  # wait for the first step: imports take most of the time and save nothing
+        if line.startswith("step 1 of"):
+            break
+    time.sleep(random.Random(seed).uniform(0, 0.5))
+    os.killpg(started.pid, signal.SIGKILL)
+    assert started.wait() == -signal.SIGKILL
+    finished = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    if finished.returncode == 2:  # the kill came after the end
+        assert "has done its 30 steps" in finished.stderr
+    else:
+        assert finished.returncode == 0, finished.stderr
+    _same_run(tmp_path / "tiny", tiny_run)
+    assert weights(tmp_path / "tiny").keys() == weights(tiny_run).keys()
