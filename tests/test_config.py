@@ -50,7 +50,7 @@ def test_flags_rule_over_the_file_and_the_file_over_defaults(yaml_file: Path) ->
 def test_a_saved_config_is_read_back_equal(yaml_file: Path) -> None:
     yaml_file.write_text("")
     config = parse_config(yaml_file, ["--model.num_layers", "2", "--optim.betas", "[0.5,0.6]", "--run_name", "x"])
-    config.save(yaml_file)
+    config.save(yaml_file, comment="# a comment")
     assert parse_config(yaml_file, []) == config
 
 

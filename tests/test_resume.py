@@ -23,7 +23,7 @@ TrainTiny = Callable[..., int]
 TAGS = ("train/loss_nats", "train/learning_rate", "train/gradient_norm", "val/loss_nats", "val/perplexity")
 
 
-class Crash(Exception):
+class CrashError(Exception):
     """What a kill looks like from inside: nothing of ours runs any more."""
 
 
@@ -42,7 +42,7 @@ def _at(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, hoo
 
 
 def _crash() -> None:
-    raise Crash
+    raise CrashError
 
 
 def _same_run(first: Path, second: Path) -> None:
@@ -56,7 +56,7 @@ def _same_run(first: Path, second: Path) -> None:
         assert all(torch.equal(ours[key][name], theirs[key][name]) for name in ours[key])
 
 
-# Saves are at 5, 10, 12 (after a validation), 15, 20, 24 (validation), 25, 30; the tiny run has dropout and accumulation.
+# Saves are at 5, 10, 12 (validated), 15, 20, 24 (validated), 25, 30; the tiny run has dropout and accumulation.
 @pytest.mark.parametrize(
     "step,hook",
     [(3, "on_train_batch_end"), (7, "on_train_batch_end"), (12, "on_train_batch_end"), (12, "on_validation_end"),
@@ -65,7 +65,7 @@ def _same_run(first: Path, second: Path) -> None:
 def test_a_crash_at_any_point_is_continued_exactly(
     step: int, hook: str, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(Crash):
+    with monkeypatch.context() as patch, pytest.raises(CrashError):
         _at(step, _crash, patch, hook)
         train_tiny(tmp_path)
     assert train_tiny(tmp_path, "--resume") == 0
@@ -79,7 +79,7 @@ def test_several_crashes_in_a_row_with_loader_workers_and_muon(
     flags = ["--optim.name", "muon", "--optim.schedule", "wsd"]
     assert train_tiny(tmp_path / "whole", *flags) == 0
     for number, step in enumerate((8, 14, 17, 27)):
-        with monkeypatch.context() as patch, pytest.raises(Crash):
+        with monkeypatch.context() as patch, pytest.raises(CrashError):
             _at(step, _crash, patch)
             train_tiny(tmp_path / "cut", *flags, "--data.num_workers", "2", *(["--resume"] if number else []))
     assert train_tiny(tmp_path / "cut", "--resume") == 0  # the flags of the first start are remembered
@@ -89,7 +89,7 @@ def test_several_crashes_in_a_row_with_loader_workers_and_muon(
 def test_images_and_texts_are_one_series(
     train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch, pytest.raises(Crash):
+    with monkeypatch.context() as patch, pytest.raises(CrashError):
         _at(14, _crash, patch)
         train_tiny(tmp_path)
     assert train_tiny(tmp_path, "--resume") == 0
@@ -141,7 +141,7 @@ def test_another_division_of_the_batch_continues_the_same_data(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train_tiny(tmp_path / "whole", "--model.dropout", "0") == 0
-    with monkeypatch.context() as patch, pytest.raises(Crash):
+    with monkeypatch.context() as patch, pytest.raises(CrashError):
         _at(14, _crash, patch)
         train_tiny(tmp_path / "cut", "--model.dropout", "0")
     assert train_tiny(tmp_path / "cut", "--resume", "--data.micro_batch_size", "1") == 0

@@ -94,7 +94,9 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool = Fal
     callbacks += [checkpoints, Interruption(checkpoints)]
     trainer = build_trainer(config, run_dir, callbacks, first_step=steps_done + 1 if checkpoint else 0)
     if trainer.is_global_zero:
-        if not resume:
+        if resume:
+            _let_event_files_sort(run_dir)
+        else:
             trainer_config = replace(config.trainer, precision=choose_precision(config))
             make_run_dir(run_dir, replace(config, run_name=run_dir.name, trainer=trainer_config), flags)
         describe(config, module, data, trainer, run_dir)
@@ -133,6 +135,18 @@ def _check_continuation(checkpoint: Path, config: RunConfig, manifest: Manifest)
             f"{checkpoint.parent} has done its {steps_done} steps; give a larger --trainer.max_steps to go on"
         )
     return steps_done
+
+
+def _let_event_files_sort(run_dir: Path) -> None:
+    """TensorBoard reads event files by name, and a name begins with the second it was made in: wait for the next one.
+
+    Two files of the same second may be read in the wrong order, and then the newer one's data vanishes.
+    """
+    seconds = [int(path.name.split(".")[3]) for path in run_dir.glob("events.out.tfevents.*")]
+    if seconds and max(seconds) > time.time() + 2:
+        log.warning("the clock is behind the events in %s: TensorBoard may not show what this run adds", run_dir)
+    elif seconds:
+        time.sleep(max(0.0, max(seconds) + 1 - time.time()))
 
 
 def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback], first_step: int) -> L.Trainer:
