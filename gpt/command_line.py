@@ -42,7 +42,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if not isinstance(error, OSError) and not _raised_by_us(error):
             raise
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        message = error.strerror if isinstance(error, OSError) and error.filename is None else None
+        print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
         return 2
 
 

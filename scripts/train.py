@@ -39,6 +39,7 @@ def parser() -> ArgumentParser:
     parser.add_argument("-h", "--help", action="store_true", help="show this and every key of the config, and exit")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/quickstart.yaml")
     parser.add_argument("--resume", action="store_true", help="continue the run, exactly; a new one if there is none")
+    parser.add_argument("--check", action="store_true", help="say what the run would be and need, and write nothing")
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object on stdout")
     return parser
 
@@ -53,7 +54,7 @@ def body(argv: list[str]) -> int:
         raise ValueError("give --config FILE, for example configs/quickstart.yaml")
     found = find_run(args.config, flags) if args.resume else None
     if found is not None:
-        run_dir, config = found
+        run_dir, config, flags = found
     else:
         config = parse_config(args.config, flags)
         run_dir = new_run_dir(config, args.config.stem)
@@ -65,8 +66,8 @@ def body(argv: list[str]) -> int:
 
     from gpt.training.run import train
 
-    result = train(config, run_dir, flags, resume=found is not None)
-    if result is None:  # the run's first process speaks for all
+    result = train(config, run_dir, flags, resume=found is not None, check_only=args.check)
+    if result is None:  # only checked, or the run's first process speaks for all
         return 0
     log = logging.getLogger("train")
     log.info(

@@ -16,7 +16,7 @@ def _plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
 def test_loss_and_gradients_equal_the_plain_ones_whatever_the_chunk(
     chunk_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "_CHUNK_LOGITS", chunk_logits)
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", chunk_logits)
     torch.manual_seed(0)
     hidden = torch.randn(3, 10, 16, requires_grad=True)
     weight = torch.randn(101, 16, requires_grad=True)

@@ -1,6 +1,7 @@
 """Continuing a run: the same losses, weights and events as if nothing had happened."""
 
 import json
+import math
 import os
 import random
 import shutil
@@ -155,11 +156,37 @@ def test_a_finished_run_goes_on_with_more_steps(
     train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
-    assert train_tiny(tmp_path, "--resume") == 2
-    assert "has done its 30 steps; give a larger --trainer.max_steps" in capfd.readouterr().err
+    assert train_tiny(tmp_path, "--resume", "--json") == 0  # so that a loop of restarts ends
+    captured = capfd.readouterr()
+    assert "has done its 30 steps; a larger --trainer.max_steps goes on" in captured.err
+    result = json.loads(captured.out)
+    assert (result["steps"], result["train_loss_nats"]) == (30, None)
+    assert result["val_loss_nats"] == pytest.approx(scalars(tiny_run, "val/loss_nats")[30])
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "36") == 0
     assert "trainer.max_steps: 36 instead of 30 from here on" in capfd.readouterr().err
     assert list(scalars(tmp_path / "tiny", "train/loss_nats")) == list(range(1, 37))
+    rates = scalars(tmp_path / "tiny", "train/learning_rate")
+    progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the rate of the longer schedule
+    assert rates[31] == pytest.approx(3e-4 + 0.5 * (1 + math.cos(math.pi * progress)) * 2.7e-3)
+    # The changed length is remembered: nothing is left to do, without naming it again.
+    assert train_tiny(tmp_path, "--resume") == 0
+    assert "has done its 36 steps" in capfd.readouterr().err
+
+
+def test_the_first_step_of_a_longer_run_uses_the_rate_that_is_logged(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
+    used = []
+    original = torch.optim.AdamW.step
+
+    def spy(self: torch.optim.AdamW, *args: Any, **options: Any) -> Any:
+        used.append(self.param_groups[0]["lr"])
+        return original(self, *args, **options)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "33") == 0
+    assert used == pytest.approx([scalars(tmp_path / "tiny", "train/learning_rate")[step] for step in (31, 32, 33)])
 
 
 @pytest.mark.parametrize(
@@ -236,6 +263,76 @@ def test_the_latest_of_counted_runs_is_meant(
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 4
 
 
+def test_counted_names_are_read_after_the_whole_stem(tmp_path: Path) -> None:
+    from gpt.training.run_folder import _latest
+
+    for name in ("wiki-103", "wiki-103-2", "wiki-103-10", "wiki", "wiki-9"):
+        (tmp_path / name).mkdir()
+    assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
+    (tmp_path / "wiki-103").rmdir()  # a gap does not hide what follows
+    assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
+    assert _latest(tmp_path, "wiki", "wiki-103").name == "wiki"
+    assert _latest(tmp_path, None, "new").name == "new"
+
+
+def test_flags_with_line_breaks_survive(train_tiny: TrainTiny, tmp_path: Path) -> None:
+    odd = ["--attention_maps.probe_text", "one\ntwo 'three\nseed: 5"]
+    assert train_tiny(tmp_path, *odd, "--trainer.max_steps", "3") == 0
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "4") == 0
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 4
+
+
+def test_two_processes_never_write_to_one_folder(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from gpt.training.run_folder import locked
+
+    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "tiny" / "last.ckpt.tmp").write_bytes(b"half")
+    with locked(tmp_path / "tiny"):
+        assert not (tmp_path / "tiny" / "last.ckpt.tmp").exists()
+        assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "36") == 2
+    assert "another process is training in" in capfd.readouterr().err
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "31") == 0
+
+
+def test_a_signal_to_the_whole_group_spares_the_loader_workers(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import multiprocessing
+
+    def signal_all() -> None:
+        children = [child.pid for child in multiprocessing.active_children()]
+        assert len(children) >= 2
+        for number in (signal.SIGINT, signal.SIGTERM):
+            for pid in [*children, os.getpid()]:
+                os.kill(pid, number)
+        time.sleep(0.3)
+
+    with monkeypatch.context() as patch:
+        _at(7, signal_all, patch, hook="on_train_batch_start")
+        with pytest.raises(SystemExit) as stopped:
+            train_tiny(tmp_path, "--data.num_workers", "2", "--data.micro_batch_size", "1")
+    assert stopped.value.code == 143
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 8
+
+
+def test_a_second_ctrl_c_leaves_at_once(tiny_config: Path, tiny_data: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
+    command += ["--checkpoints_dir", str(tmp_path), "--trainer.max_steps", "1000000", "--checkpoint.every_steps", "7"]
+    command += ["--trainer.validate_every_steps", "1", "--trainer.sample_tokens", "20000"]  # a validation takes minutes
+    started = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE, text=True)
+    assert started.stderr is not None
+    for line in started.stderr:
+        if "validation loss" in line:
+            break
+    started.send_signal(signal.SIGINT)
+    time.sleep(1)
+    assert started.poll() is None
+    started.send_signal(signal.SIGINT)
+    assert started.wait(timeout=5) == 130
+
+
 def test_a_runs_own_config_names_it(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
     from scripts import train
 
@@ -263,9 +360,6 @@ def test_kill_9_at_a_random_moment(
     os.killpg(started.pid, signal.SIGKILL)
     assert started.wait() == -signal.SIGKILL
     finished = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
-    if finished.returncode == 2:  # the kill came after the end
-        assert "has done its 30 steps" in finished.stderr
-    else:
-        assert finished.returncode == 0, finished.stderr
+    assert finished.returncode == 0, finished.stderr
     _same_run(tmp_path / "tiny", tiny_run)
     assert weights(tmp_path / "tiny").keys() == weights(tiny_run).keys()

@@ -15,7 +15,7 @@ from torch import Tensor
 from gpt.data.windows import IGNORED
 
 # Logits held at once, in numbers: 64 MiB of float32, whatever V and N are.
-_CHUNK_LOGITS = 2**24
+CHUNK_LOGITS = 2**24
 
 
 def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 
 def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
-    size = max(1, _CHUNK_LOGITS // vocab_size)
+    size = max(1, CHUNK_LOGITS // vocab_size)
     return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
 

@@ -18,8 +18,16 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
         """Save ``checkpoint`` at ``path``."""
-        with atomic_write(Path(path)) as file:
-            torch.save(checkpoint, file)
+        try:
+            with atomic_write(Path(path)) as file:
+                torch.save(checkpoint, file)
+        except (OSError, RuntimeError) as error:
+            # torch wraps what the system said, "no space left on device" for instance, into an error of its own.
+            cause = error if isinstance(error, OSError) else error.__context__
+            if not isinstance(cause, OSError):
+                raise
+            reason = f"cannot save {path}: {cause.strerror}; the checkpoint before it is as it was"
+            raise OSError(cause.errno, reason) from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load only tensors and plain values, whatever the environment says."""

@@ -140,12 +140,29 @@ class CheckpointConfig:
 
     Args:
         every_steps: steps between saves of ``last.ckpt``.
+        keep_last: how many earlier saves to keep beside it, as ``step_00000250.ckpt`` and so on.
     """
 
     every_steps: int = 250
+    keep_last: int = 0
 
     def __post_init__(self) -> None:
         _at_least(1, "checkpoint", self, "every_steps")
+        _at_least(0, "checkpoint", self, "keep_last")
+
+
+@dataclass(frozen=True)
+class GuardConfig:
+    """Against divergence: a step whose gradient is not finite is skipped, whatever this says.
+
+    Args:
+        max_skipped_steps: more than so many in a run stop it.
+    """
+
+    max_skipped_steps: int = 20
+
+    def __post_init__(self) -> None:
+        _at_least(0, "guard", self, "max_skipped_steps")
 
 
 @dataclass(frozen=True)
@@ -180,6 +197,7 @@ class RunConfig:
         optim: the optimizer.
         trainer: how long and on what.
         checkpoint: when to save.
+        guard: when to give up.
         attention_maps: what to watch.
     """
 
@@ -191,6 +209,7 @@ class RunConfig:
     optim: OptimConfig = field(default_factory=OptimConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    guard: GuardConfig = field(default_factory=GuardConfig)
     attention_maps: AttentionMapsConfig = field(default_factory=AttentionMapsConfig)
 
     def __post_init__(self) -> None:
@@ -235,6 +254,7 @@ _SECTIONS: dict[str, type[Any]] = {
     "optim": OptimConfig,
     "trainer": TrainerConfig,
     "checkpoint": CheckpointConfig,
+    "guard": GuardConfig,
     "attention_maps": AttentionMapsConfig,
 }
 # The vocabulary comes with the data, so it is no option.

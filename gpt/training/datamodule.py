@@ -1,5 +1,6 @@
 """The data of a run as Lightning wants it."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -72,4 +73,15 @@ class TokenDataModule(L.LightningDataModule):
         workers = self.config.data.num_workers
         assert self.trainer is not None
         on_gpu = self.trainer.strategy.root_device.type == "cuda"
-        return {"num_workers": workers, "persistent_workers": workers > 0, "pin_memory": on_gpu}
+        return {
+            "num_workers": workers,
+            "persistent_workers": workers > 0,
+            "pin_memory": on_gpu,
+            "worker_init_fn": _ignore_signals,
+        }
+
+
+def _ignore_signals(worker: int) -> None:
+    """Ctrl-C reaches a whole process group: a run that finishes its step needs its loader workers for that."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)

@@ -42,6 +42,9 @@ class GPTModule(L.LightningModule):
         # Of the optimizer step under way: tensors on the device, read by whoever logs, so that no step waits.
         self.train_loss = torch.zeros(())
         self.gradient_norm = torch.zeros(())
+        # Of the whole run so far: how many steps were void, and which was the first of them.
+        self.skipped_steps = torch.zeros(())
+        self.first_skipped_step = torch.zeros(())
         self.evaluation: Evaluation | None = None
         self.evaluated_step = -1
         self.git_revision = git_revision()  # now: later on, the tree may have changed under the run
@@ -55,6 +58,25 @@ class GPTModule(L.LightningModule):
     def ends_step(self, batch: TrainingBatch) -> bool:
         """Whether the micro-batch completes an optimizer step, rather than lie in the middle of an accumulation."""
         return (batch["number"] + 1) % self.config.accumulation == 0
+
+    def log_is_due(self) -> bool:
+        """Whether the step just done is one that is logged: the only ones at which anybody asks the device."""
+        step, options = self.steps_done, self.config.trainer
+        return step in (1, options.max_steps) or step % options.log_every_n_steps == 0
+
+    def on_train_start(self) -> None:
+        """Have the learning rate follow this run's schedule at once, also where a continued run has another length."""
+        scheduler = self.lr_schedulers()
+        assert isinstance(scheduler, torch.optim.lr_scheduler.LambdaLR)
+        for group, base, factor in zip(
+            scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas, strict=True
+        ):
+            group["lr"] = base * factor(scheduler.last_epoch)
+
+    def on_fit_start(self) -> None:
+        """Have the counters where the gradients are."""
+        self.skipped_steps = self.skipped_steps.to(self.device)
+        self.first_skipped_step = self.first_skipped_step.to(self.device)
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """This micro-batch's share of the mean loss over the global batch."""
@@ -98,14 +120,22 @@ class GPTModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Scale the gradient down to the largest allowed norm, keeping the norm that it had."""
+        """Scale the gradient down to the largest allowed norm, and void the step if it is not finite."""
         limit = self.config.trainer.gradient_clip_val or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), limit, foreach=True)
+        # A step that is not finite is void: fused optimizers look at this flag on the device, and nothing waits.
+        # The norm tells for all: a loss that is not finite has gradients that are not, on every rank.
+        bad = (~self.gradient_norm.isfinite()).float()
+        optimizer.found_inf = bad  # type: ignore[attr-defined]
+        this_step = torch.full_like(bad, self.steps_done + 1)
+        self.first_skipped_step = torch.where((bad > 0) & (self.skipped_steps == 0), this_step, self.first_skipped_step)
+        self.skipped_steps = self.skipped_steps + bad
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the file is and where it comes from, in plain values."""
-        step = self.steps_done
+        evaluation = self.evaluation if self.evaluated_step == self.steps_done else None
         checkpoint["format_version"] = FORMAT_VERSION
+        checkpoint["skipped_steps"] = [int(self.skipped_steps), int(self.first_skipped_step)]
         checkpoint["provenance"] = {
             "mini_gpt": gpt.__version__,
             "torch": str(torch.__version__),
@@ -113,11 +143,13 @@ class GPTModule(L.LightningModule):
             "python": platform.python_version(),
             "git_revision": self.git_revision,
             "manifest_sha256": self.manifest.sha256,
-            "val_loss_nats": self.evaluation.loss_nats if self.evaluation and self.evaluated_step == step else None,
+            "val_loss_nats": evaluation.loss_nats if evaluation else None,
+            "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Count the micro-batches done in this run's own: devices and micro-batch size may have changed."""
+        self.skipped_steps, self.first_skipped_step = torch.tensor(checkpoint.get("skipped_steps", [0, 0])).float()
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         done = checkpoint["global_step"] * self.config.accumulation
         surplus = progress["total"]["ready"] - done

@@ -48,6 +48,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     Muon replaces each momentum-averaged gradient by the nearest orthogonal matrix, so that every direction is
     learned at the same pace, and scales it by ``sqrt(max(1, rows / columns))``.
 
+    Like torch's fused optimizers it has an attribute ``found_inf``: where that tensor is 1, a step changes nothing.
+
     Args:
         hidden: the matrices for Muon, each (rows, columns).
         config: ``muon_learning_rate``, ``muon_momentum`` and ``weight_decay``.
@@ -65,6 +67,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             "weight_decay": config.weight_decay,
             "muon": True,
         }
+        self.found_inf: Tensor | None = None
         super().__init__([muon, *adamw.param_groups], defaults={})
 
     @torch.no_grad()
@@ -80,6 +83,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         # Loading a state dict makes new groups and a new state, so they are handed over each time.
         self._adamw.param_groups = [group for group in self.param_groups if "muon" not in group]
         self._adamw.state = self.state
+        self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
         self._adamw.step()
         return loss
 
@@ -91,14 +95,17 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
-            state["momentum"].lerp_(parameter.grad, 1 - group["momentum"])
-            update = parameter.grad.lerp(state["momentum"], group["momentum"])  # Nesterov
-            parameter.mul_(1 - group["lr"] * group["weight_decay"])
+            # 1, or 0 where the step is void: a factor rather than a branch, so that the host need not know.
+            valid = torch.ones_like(parameter[0, 0]) if self.found_inf is None else 1 - self.found_inf
+            grad = parameter.grad if self.found_inf is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)
+            state["momentum"].lerp_(grad, valid * (1 - group["momentum"]))
+            update = grad.lerp(state["momentum"], group["momentum"])  # Nesterov
+            parameter.mul_(1 - valid * (group["lr"] * group["weight_decay"]))
             # Queries, keys and values are matrices of their own that happen to be stored as one.
             for part, part_update in zip(_square_parts(parameter), _square_parts(update), strict=True):
                 by_shape.setdefault(part.shape, []).append((part, part_update))
         for (rows, columns), pairs in by_shape.items():
-            updates = orthogonalise(torch.stack([update for _, update in pairs]))
+            updates = orthogonalise(torch.stack([update for _, update in pairs])) * valid
             scale = group["lr"] * max(1.0, rows / columns) ** 0.5
             torch._foreach_add_([part for part, _ in pairs], list(updates.unbind()), alpha=-scale)
 

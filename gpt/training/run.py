@@ -4,19 +4,21 @@ import logging
 import os
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
-from gpt.checkpoint import BEST, LAST, read_checkpoint
-from gpt.data.shards import Manifest
+from gpt.checkpoint import LAST, read_checkpoint
 from gpt.training.callbacks.attention_images import AttentionImages
+from gpt.training.callbacks.divergence_guard import DivergedError, DivergenceGuard
 from gpt.training.callbacks.interruption import Interruption
 from gpt.training.callbacks.run_checkpoints import RunCheckpoints
 from gpt.training.callbacks.samples import SampleTexts
@@ -25,7 +27,8 @@ from gpt.training.checkpoint_io import AtomicCheckpointIO
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
-from gpt.training.run_folder import CONFIG_NAME, make_run_dir
+from gpt.training.preflight import preflight
+from gpt.training.run_folder import locked, make_run_dir, save_config
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +56,7 @@ class RunResult:
     seconds: float
 
 
-def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool = False) -> RunResult | None:
+def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, check_only: bool) -> RunResult | None:
     """Train a model as the config says.
 
     Everything that can be refused is refused before anything is written.
@@ -63,9 +66,10 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool = Fal
         run_dir: its folder; made here unless ``resume``.
         flags: that the config was changed with, for the record.
         resume: continue from ``last.ckpt``, or from the start if there is none yet.
+        check_only: stop before anything is written.
 
     Returns:
-        Losses and speed; None in all processes of a run but its first.
+        Losses and speed; None if only checked, and in all processes of a run but its first.
 
     Raises:
         ValueError: the config, the data or the run folder do not allow the run.
@@ -79,39 +83,41 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool = Fal
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
-    training_log = TrainingLog()
-    callbacks: list[L.Callback] = [training_log]
-    samples = SampleTexts(data.tokenizer, config.trainer.sample_tokens)
-    if config.trainer.sample_tokens:
-        callbacks.append(samples)
-    if config.attention_maps.enabled:
-        shape = (config.trainer.max_steps, config.model.context_length)
-        callbacks.append(AttentionImages(config.attention_maps, data.tokenizer, *shape))
-
+    training_log, samples = TrainingLog(), SampleTexts(data.tokenizer, config.trainer.sample_tokens)
     checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
-    steps_done = _check_continuation(checkpoint, config, data.manifest) if checkpoint else 0
-    checkpoints = RunCheckpoints(run_dir)
-    callbacks += [checkpoints, Interruption(checkpoints)]
+    steps_done = 0
+    if checkpoint is not None:
+        content = read_checkpoint(checkpoint)
+        if content["provenance"]["manifest_sha256"] != data.manifest.sha256:
+            raise ValueError(f"{config.data.path} has changed since {checkpoint} was trained on it; start a new run")
+        steps_done = int(content["global_step"])
+        if steps_done >= config.trainer.max_steps:
+            return _finished(run_dir, content)
+    interruption, callbacks = build_callbacks(config, data, run_dir, training_log, samples)
     trainer = build_trainer(config, run_dir, callbacks, first_step=steps_done + 1 if checkpoint else 0)
     if trainer.is_global_zero:
-        if resume:
+        preflight(config, module, data, trainer, run_dir, flags)
+    if check_only:
+        return None
+    if trainer.is_global_zero and not resume:
+        make_run_dir(run_dir, resolved(config, run_dir), flags)
+    with locked(run_dir) if trainer.is_global_zero else nullcontext():
+        if trainer.is_global_zero and resume:
+            save_config(run_dir, resolved(config, run_dir), flags)
             _let_event_files_sort(run_dir)
-        else:
-            trainer_config = replace(config.trainer, precision=choose_precision(config))
-            make_run_dir(run_dir, replace(config, run_name=run_dir.name, trainer=trainer_config), flags)
-        describe(config, module, data, trainer, run_dir)
-        if checkpoint:
-            log.info("continuing %s after step %d", run_dir, steps_done)
-        elif resume:
-            log.info("%s has no checkpoint yet: starting afresh", run_dir)
-    if config.trainer.compile:
-        module.model.transformer.compile()
-    trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-
-    if samples.text and trainer.is_global_zero:
-        log.info("\na sample of the finished model:\n%s\n", samples.text)
+            log.info("continuing after step %d" if checkpoint else "no checkpoint yet (%d steps): afresh", steps_done)
+        if config.trainer.compile:
+            module.model.transformer.compile()
+        try:
+            with interruption.handlers():
+                trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        except DivergedError as error:
+            log.error("error: %s", error)
+            raise SystemExit(1 if trainer.is_global_zero else 0) from None
     if not trainer.is_global_zero:
         return None
+    if samples.text:
+        log.info("\na sample of the finished model:\n%s\n", samples.text)
     assert module.evaluation is not None  # RunCheckpoints has the last step validated
     return RunResult(
         run_dir=str(run_dir),
@@ -124,17 +130,24 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool = Fal
     )
 
 
-def _check_continuation(checkpoint: Path, config: RunConfig, manifest: Manifest) -> int:
-    """Refuse to continue on other data, or beyond the end; returns the number of steps done."""
-    content = read_checkpoint(checkpoint)
-    if content["provenance"]["manifest_sha256"] != manifest.sha256:
-        raise ValueError(f"{config.data.path} has changed since {checkpoint} was trained on it; start a new run")
-    steps_done = int(content["global_step"])
-    if steps_done >= config.trainer.max_steps:
-        raise ValueError(
-            f"{checkpoint.parent} has done its {steps_done} steps; give a larger --trainer.max_steps to go on"
-        )
-    return steps_done
+def resolved(config: RunConfig, run_dir: Path) -> RunConfig:
+    """The config with what was chosen for the user filled in."""
+    return replace(config, run_name=run_dir.name, trainer=replace(config.trainer, precision=choose_precision(config)))
+
+
+def _finished(run_dir: Path, content: dict[str, Any]) -> RunResult:
+    """What there is to say of a run that had ended already; not an error, so that a loop of restarts ends."""
+    log.info("%s has done its %d steps; a larger --trainer.max_steps goes on", run_dir, content["global_step"])
+    provenance, unknown = content["provenance"], float("nan")
+    return RunResult(
+        run_dir=str(run_dir),
+        steps=int(content["global_step"]),
+        train_loss_nats=unknown,
+        val_loss_nats=provenance["val_loss_nats"] or unknown,
+        val_bits_per_byte=provenance["val_bits_per_byte"] or unknown,
+        tokens_per_second=unknown,
+        seconds=0.0,
+    )
 
 
 def _let_event_files_sort(run_dir: Path) -> None:
@@ -147,6 +160,21 @@ def _let_event_files_sort(run_dir: Path) -> None:
         log.warning("the clock is behind the events in %s: TensorBoard may not show what this run adds", run_dir)
     elif seconds:
         time.sleep(max(0.0, max(seconds) + 1 - time.time()))
+
+
+def build_callbacks(
+    config: RunConfig, data: TokenDataModule, run_dir: Path, training_log: TrainingLog, samples: SampleTexts
+) -> tuple[Interruption, list[L.Callback]]:
+    """Everything that happens beside a step, in the order in which it happens; the interruption once more."""
+    callbacks: list[L.Callback] = [training_log]
+    if config.trainer.sample_tokens:
+        callbacks.append(samples)
+    if config.attention_maps.enabled:
+        shape = (config.trainer.max_steps, config.model.context_length)
+        callbacks.append(AttentionImages(config.attention_maps, data.tokenizer, *shape))
+    checkpoints = RunCheckpoints(run_dir, config.checkpoint.keep_last)
+    interruption = Interruption(checkpoints)
+    return interruption, [*callbacks, DivergenceGuard(), checkpoints, interruption]
 
 
 def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback], first_step: int) -> L.Trainer:
@@ -170,6 +198,10 @@ def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback],
     torch.set_float32_matmul_precision("high")  # on a GPU, float32 products in TF32; nothing changes on a CPU
     options = config.trainer
     logger = _RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step)
+    plugins: list[Any] = [AtomicCheckpointIO()]
+    if SLURMEnvironment.detect():
+        # Its requeueing would save in mid-step, elsewhere, and silently load that into later runs. --resume does it.
+        plugins.append(SLURMEnvironment(auto_requeue=False))
     try:
         return L.Trainer(
             accelerator=options.accelerator,
@@ -185,12 +217,13 @@ def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback],
             num_sanity_val_steps=0,
             use_distributed_sampler=False,  # our batches are dealt to the processes already
             callbacks=callbacks,
-            plugins=[AtomicCheckpointIO()],
+            plugins=plugins,
+            default_root_dir=run_dir,
             logger=logger,
             enable_model_summary=False,
             enable_progress_bar=False,
         )
-    except (MisconfigurationException, ValueError) as error:  # a device that is not there, say
+    except (MisconfigurationException, ValueError, RuntimeError) as error:  # a device that is not there, say
         raise ValueError(f"trainer.accelerator, devices and strategy do not fit this machine: {error}") from None
 
 
@@ -200,40 +233,6 @@ def choose_precision(config: RunConfig) -> Any:
         return config.trainer.precision
     on_gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
-
-
-def describe(config: RunConfig, module: GPTModule, data: TokenDataModule, trainer: L.Trainer, run_dir: Path) -> None:
-    """The first lines of a run: what is trained, on what, for how long, and where it is written."""
-    train_split = data.train_windows.tokens
-    tokens = config.trainer.max_steps * config.tokens_per_step
-    log.info(
-        "model: %s parameters, %d layers, %d heads, d_model %d, context %d, %d token ids",
-        f"{module.model.num_parameters:,}",
-        config.model.num_layers,
-        config.model.num_heads,
-        config.model.d_model,
-        config.model.context_length,
-        data.manifest.vocab_size,
-    )
-    log.info(
-        "data: %s (tokenizer %s), %s training tokens, %d validation windows",
-        config.data.path,
-        data.manifest.tokenizer,
-        f"{len(train_split):,}",
-        len(data.val_windows),
-    )
-    log.info(
-        "run: %d steps of %s tokens = %.2f epochs, on %s in %s, %d forward passes per step and process",
-        config.trainer.max_steps,
-        f"{config.tokens_per_step:,}",
-        tokens / (len(train_split) - 1),
-        trainer.strategy.root_device,
-        trainer.precision,
-        config.accumulation,
-    )
-    if config.optim.warmup_steps >= config.trainer.max_steps:
-        log.warning("the warmup (%d steps) is not over when the run ends", config.optim.warmup_steps)
-    log.info("writing to %s (%s, %s, %s, TensorBoard events)", run_dir, CONFIG_NAME, LAST, BEST)
 
 
 class _RunLogger(TensorBoardLogger):

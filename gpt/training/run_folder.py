@@ -1,10 +1,15 @@
 """Which folder a run has, and what may be changed when it is continued. No heavy import here."""
 
+import fcntl
 import itertools
+import json
 import logging
 import os
-import shlex
+import re
 import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +20,8 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.yaml"
 
-# What leaves the sequence of optimizer steps as it was (max_steps only appends to it, with its own schedule).
+# What keeps it the same run: the same data in the same order and the same model. (max_steps changes the learning
+# rates that are still to come, and with dropout another division of the batch draws other masks.)
 CHANGEABLE = frozenset(
     {
         "checkpoints_dir",
@@ -33,13 +39,15 @@ CHANGEABLE = frozenset(
         "trainer.log_every_n_steps",
         "trainer.sample_tokens",
         "checkpoint.every_steps",
+        "checkpoint.keep_last",
+        "guard.max_skipped_steps",
         "attention_maps.enabled",
         "attention_maps.captures",
     }
 )
 
 _RUN_DIR_VARIABLE = "MINI_GPT_RUN_DIR"  # from a run's first process to those that it starts
-_ORIGIN = "# flags: "  # a comment in config.yaml: the flags that the run was started with
+_STARTED_WITH = "# started with the flags "  # first line of a run's config.yaml
 
 
 def new_run_dir(config: RunConfig, default_name: str) -> Path:
@@ -52,14 +60,15 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
         ValueError: a folder of the given name is there already, or the processes could not agree on a name.
     """
     parent = Path(config.checkpoints_dir)
-    if _rank() > 0:
+    if not _is_first_process():
         if _RUN_DIR_VARIABLE in os.environ:
             return Path(os.environ[_RUN_DIR_VARIABLE])
         if config.run_name is None:
             raise ValueError("with processes started from outside (torchrun, SLURM), give --run_name")
         return parent / config.run_name
     if config.run_name is None:
-        run_dir = next(path for path in _counted(parent, default_name) if not path.exists())
+        counted = (parent / f"{default_name}-{number}" for number in itertools.count(2))
+        run_dir = next(path for path in itertools.chain([parent / default_name], counted) if not path.exists())
     else:
         run_dir = parent / config.run_name
     if run_dir.exists():
@@ -69,7 +78,7 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
     return run_dir
 
 
-def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig] | None:
+def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list[str]] | None:
     """The run that ``--resume`` means, and its config with what the flags change.
 
     It is the run named by ``run_name``, or the latest of the config's default names, or the one whose own
@@ -81,26 +90,28 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig] | No
         flags: as given beside it.
 
     Returns:
-        The folder and the config; None if there is no such run yet.
+        The folder, the config, and all flags; None if there is no such run yet.
 
     Raises:
         ValueError: something would be changed that makes it another run.
     """
-    asked = parse_config(config_file, flags)
-    if config_file.name == CONFIG_NAME:
+    if _started_with(config_file) is not None:
+        if _only(flags, "checkpoints_dir"):
+            raise ValueError(
+                f"--checkpoints_dir would have no effect: {config_file} is the config of the run in its folder"
+            )
         run_dir = config_file.parent
-    elif asked.run_name is not None:
-        run_dir = Path(asked.checkpoints_dir) / asked.run_name
     else:
-        existing = itertools.takewhile(Path.exists, _counted(Path(asked.checkpoints_dir), config_file.stem))
-        run_dir = max(existing, default=Path(asked.checkpoints_dir) / config_file.stem, key=_number)
+        asked = parse_config(config_file, _only(flags, "checkpoints_dir", "run_name"))
+        run_dir = _latest(Path(asked.checkpoints_dir), asked.run_name, config_file.stem)
     if not run_dir.exists():
         return None
-    if not (run_dir / CONFIG_NAME).is_file():
-        raise ValueError(f"{run_dir} has no {CONFIG_NAME}, so it is no run of ours; name another one with --run_name")
-    saved = parse_config(run_dir / CONFIG_NAME, [])
-    asked = parse_config(config_file, [*_original_flags(run_dir), *flags])
-    asked = replace(asked, run_name=saved.run_name)
+    started_with = _started_with(run_dir / CONFIG_NAME)
+    if started_with is None:
+        raise ValueError(f"{run_dir} has no {CONFIG_NAME} of ours in it; name another run with --run_name")
+    all_flags = [*started_with, *flags]
+    saved, asked = parse_config(run_dir / CONFIG_NAME, []), parse_config(config_file, all_flags)
+    asked = replace(asked, run_name=asked.run_name or saved.run_name, checkpoints_dir=str(run_dir.parent))
     if asked.trainer.precision == "auto":
         asked = replace(asked, trainer=replace(asked.trainer, precision=saved.trainer.precision))
     before, after = _leaves(saved), _leaves(asked)
@@ -110,9 +121,19 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig] | No
                 f"{key} was {before[key]} in {run_dir} and is now {after[key]}: that would be another run; "
                 "leave it as it was, or start a new run without --resume"
             )
-        if before[key] != after[key]:
+        if before[key] != after[key] and key != "checkpoints_dir":  # a moved folder changes nothing
             log.info("%s: %s instead of %s from here on", key, after[key], before[key])
-    return run_dir, asked
+    return run_dir, asked, all_flags
+
+
+def _only(flags: list[str], *keys: str) -> list[str]:
+    """The flags of some keys, with their values."""
+    chosen = []
+    for number, flag in enumerate(flags):
+        name, equals, _ = flag.partition("=")
+        if name.removeprefix("--") in keys:
+            chosen += [flag] if equals else flags[number : number + 2]
+    return chosen
 
 
 def make_run_dir(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
@@ -121,28 +142,67 @@ def make_run_dir(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
     Raises:
         ValueError: the folder has come into being meanwhile.
     """
-    unfinished = run_dir.with_name(f".{run_dir.name}.{os.getpid()}.tmp")
-    unfinished.mkdir(parents=True)
-    config.save(unfinished / CONFIG_NAME, comment=_ORIGIN + shlex.join(flags))
+    run_dir.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", suffix=".tmp", dir=run_dir.parent))
     try:
+        save_config(unfinished, config, flags)
+        unfinished.chmod(0o755)  # mkdtemp's is private
         unfinished.rename(run_dir)
-    except OSError:
+    except BaseException as error:
         shutil.rmtree(unfinished)
-        raise ValueError(f"run folder {run_dir} was made by another run meanwhile; start again") from None
+        if run_dir.exists():
+            raise ValueError(f"run folder {run_dir} was made by another run meanwhile; start again") from error
+        raise
 
 
-def _counted(parent: Path, name: str) -> "itertools.chain[Path]":
-    return itertools.chain([parent / name], (parent / f"{name}-{number}" for number in itertools.count(2)))
+def save_config(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
+    """Write the resolved config of a run, under a comment with the flags that it was started with."""
+    config.save(run_dir / CONFIG_NAME, comment=_STARTED_WITH + json.dumps(flags))
 
 
-def _number(run_dir: Path) -> int:
-    last = run_dir.name.rpartition("-")[2]
-    return int(last) if last.isdigit() else 1
+@contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Hold a run's folder, so that two processes never write to it; and clear away what a kill left half-written.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    descriptor = os.open(run_dir, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"another process is training in {run_dir}; wait for it, or stop it") from None
+        for path in run_dir.glob("*.tmp"):
+            path.unlink()
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def _original_flags(run_dir: Path) -> list[str]:
-    first_line = (run_dir / CONFIG_NAME).read_text(encoding="utf-8").partition("\n")[0]
-    return shlex.split(first_line.removeprefix(_ORIGIN)) if first_line.startswith(_ORIGIN) else []
+def _latest(parent: Path, run_name: str | None, default_name: str) -> Path:
+    """The run of that name, or the last of the default names, counted."""
+    if run_name is not None:
+        return parent / run_name
+    numbers = {1: parent / default_name}
+    if parent.is_dir():
+        for path in parent.iterdir():
+            if match := re.fullmatch(re.escape(default_name) + r"-(\d+)", path.name):
+                numbers[int(match[1])] = path
+    return numbers[max(numbers)]
+
+
+def _started_with(config_file: Path) -> list[str] | None:
+    """The flags noted in a run's own config; None for any other file."""
+    if not config_file.is_file():
+        return None
+    first_line = config_file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    if not first_line.startswith(_STARTED_WITH):
+        return None
+    try:
+        return [str(flag) for flag in json.loads(first_line.removeprefix(_STARTED_WITH))]
+    except (json.JSONDecodeError, TypeError):
+        raise ValueError(f"the first line of {config_file} is damaged; it must list the flags of the run") from None
 
 
 def _leaves(config: RunConfig) -> dict[str, Any]:
@@ -154,6 +214,7 @@ def _leaves(config: RunConfig) -> dict[str, Any]:
     return leaves
 
 
-def _rank() -> int:
-    names = ("RANK", "LOCAL_RANK", "SLURM_PROCID")  # as Lightning orders them: torchrun's, its own, SLURM's
-    return int(next((os.environ[name] for name in names if name in os.environ), 0))
+def _is_first_process() -> bool:
+    # torchrun's, Lightning's own (machine and process) and SLURM's numbers: the first has none above 0.
+    names = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
+    return not any(int(os.environ.get(name, 0)) for name in names)

@@ -1,10 +1,12 @@
 """SIGTERM, Ctrl-C and max_time: finish the step, save, say where, leave."""
 
+import contextlib
 import logging
 import os
 import signal
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -18,6 +20,7 @@ from gpt.training.module import GPTModule
 log = logging.getLogger(__name__)
 
 _TIME_IS_UP = 1  # as a reason to stop, beside the signals' numbers (SIGINT is 2, SIGTERM 15)
+_DOUBLE_SECONDS = 0.5  # "timeout -s INT" signals a process and then its group: one request, two signals
 
 
 class Interruption(Checkpoint):
@@ -25,9 +28,10 @@ class Interruption(Checkpoint):
 
     A signal only sets a flag. The optimizer step under way, or the validation that it makes due, is finished and
     saved; then the process exits with 128 + the signal's number. A second Ctrl-C leaves at once. When
-    ``trainer.max_time`` is over, the run ends like one that has reached its last step.
+    ``trainer.max_time`` is over, the run ends like one that has reached its last step. A signal that finds the run
+    at its end changes nothing.
 
-    Several processes agree by taking the largest of their reasons, at the steps that are logged.
+    Several processes agree after each step, by taking the largest of their reasons.
 
     Args:
         checkpoints: does the saving; must come before this one in the list of callbacks.
@@ -36,12 +40,23 @@ class Interruption(Checkpoint):
     def __init__(self, checkpoints: RunCheckpoints) -> None:
         self._checkpoints = checkpoints
         self._reason = 0
-        self._handlers: dict[int, Any] = {}
+        self._first_interrupt: float | None = None
         self._started = time.monotonic()
 
+    @contextmanager
+    def handlers(self) -> Iterator[None]:
+        """Signals are noted rather than obeyed inside; for the whole of ``fit``."""
+        before = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take over from Lightning's handlers, which save nothing."""
-        self._handlers = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Take SIGTERM back from Lightning, whose own handler would end the run without saving."""
+        signal.signal(signal.SIGTERM, self._note)
+        trainer._signal_connector.received_sigterm = False  # ours has noted it, too
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -53,34 +68,33 @@ class Interruption(Checkpoint):
         options, step = pl_module.config.trainer, pl_module.steps_done
         if options.max_seconds is not None and time.monotonic() - self._started > options.max_seconds:
             self._reason = max(self._reason, _TIME_IS_UP)
-        if trainer.world_size > 1 and step % options.log_every_n_steps != 0:
-            return
         self._agree(trainer)
+        if trainer.should_stop or self._reason == 0:
+            return
         if self._reason == _TIME_IS_UP:
             trainer.should_stop = True  # makes Lightning validate, which saves
-        elif self._reason and not trainer.should_stop and step % options.validate_every_steps != 0:
+            if trainer.is_global_zero:
+                log.info("trainer.max_time is over: stopping after step %d; --resume continues", step)
+        elif step % options.validate_every_steps != 0:
             self._checkpoints.save(trainer)
             self._leave(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Stop after a validation, which RunCheckpoints has saved."""
         self._agree(trainer)
-        if self._reason > _TIME_IS_UP:
+        if self._reason > _TIME_IS_UP and trainer.global_step < trainer.max_steps:
             self._leave(trainer)
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Put the handlers back."""
-        self._restore()
-
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Put the handlers back."""
-        self._restore()
-
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if number == signal.SIGINT and self._reason == signal.SIGINT:
-            os._exit(128 + number)  # asked twice: at once, without a word to anything that might hang
+        now = time.monotonic()
+        if number == signal.SIGINT:
+            if self._first_interrupt is not None and now - self._first_interrupt > _DOUBLE_SECONDS:
+                os._exit(128 + number)  # asked twice: at once, without a word to anything that might hang
+            self._first_interrupt = self._first_interrupt or now
         self._reason = max(self._reason, number)
-        sys.stderr.write("\nstopping after this step; Ctrl-C again leaves at once\n")
+        # Not print or logging: the signal may have come in the middle of one, or the pipe may be gone with it.
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nstopping once the step under way is done and saved\n")
 
     def _agree(self, trainer: L.Trainer) -> None:
         if trainer.world_size > 1:
@@ -88,14 +102,8 @@ class Interruption(Checkpoint):
             self._reason = int(trainer.strategy.reduce(reason, reduce_op="max"))
 
     def _leave(self, trainer: L.Trainer) -> None:
-        if trainer.is_global_zero:
-            name = signal.Signals(self._reason).name
-            log.info(
-                "%s: step %d is saved in %s; --resume continues it", name, trainer.global_step, self._checkpoints.last
-            )
+        if not trainer.is_global_zero:
+            raise SystemExit(0)  # a launcher would kill the first process for another's bad status
+        name, step, last = signal.Signals(self._reason).name, trainer.global_step, self._checkpoints.last
+        log.info("%s: step %d is saved in %s; --resume continues it", name, step, last)
         raise SystemExit(128 + self._reason)
-
-    def _restore(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        self._handlers = {}

@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
 from gpt.checkpoint import BEST, LAST
-from gpt.files import sync_folder
+from gpt.files import atomic_write, sync_folder
 from gpt.training.module import GPTModule
 
 
@@ -21,10 +21,12 @@ class RunCheckpoints(Checkpoint):
 
     Args:
         folder: the run's.
+        keep_last: how many saves to keep under the name of their step, too.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, keep_last: int) -> None:
         self.folder = folder
+        self.keep_last = keep_last
         self.best_loss = float("inf")
 
     def state_dict(self) -> dict[str, Any]:
@@ -58,6 +60,7 @@ class RunCheckpoints(Checkpoint):
             self._save(trainer, self.folder / BEST)
             if trainer.is_global_zero:
                 _link(self.folder / BEST, self.last)
+            self._keep(trainer, self.folder / BEST)
         else:
             self.save(trainer)
 
@@ -69,12 +72,21 @@ class RunCheckpoints(Checkpoint):
     def save(self, trainer: L.Trainer) -> None:
         """Save ``last.ckpt``; all processes must call it."""
         self._save(trainer, self.last)
+        self._keep(trainer, self.last)
 
     def _save(self, trainer: L.Trainer, path: Path) -> None:
         if trainer.logger is not None and trainer.is_global_zero:
             # What was logged up to here is on disk before the checkpoint is, so that a continued run misses nothing.
             trainer.logger.experiment.flush()  # type: ignore[attr-defined]
         trainer.save_checkpoint(path)
+
+    def _keep(self, trainer: L.Trainer, saved: Path) -> None:
+        """Give the file just saved a name of its own, and remove the oldest such names."""
+        if self.keep_last == 0 or not trainer.is_global_zero:
+            return
+        _link(saved, self.folder / f"step_{trainer.global_step:08d}.ckpt")
+        for path in sorted(self.folder.glob("step_*.ckpt"))[: -self.keep_last]:
+            path.unlink()
 
 
 def _link(source: Path, target: Path) -> None:
@@ -84,6 +96,8 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, temporary)
     except OSError:  # a filesystem without hard links
-        shutil.copyfile(source, temporary)
+        with source.open("rb") as original, atomic_write(target) as copy:
+            shutil.copyfileobj(original, copy)
+        return
     temporary.replace(target)
     sync_folder(target.parent)

@@ -30,6 +30,7 @@ class TrainingLog(L.Callback):
         self._steps_at_log, self._seconds_at_log = 0, 0.0
         self._resumed_at: float | None = None  # None while the clock stands still
         self._next_line = 0.0
+        self._logged_step = -1
 
     @property
     def tokens_per_second(self) -> float:
@@ -62,11 +63,14 @@ class TrainingLog(L.Callback):
         self._training_steps += 1
         if self._bar is not None:
             self._bar.update()
-        if step == 1 or step % pl_module.config.trainer.log_every_n_steps == 0 or step == trainer.max_steps:
-            self._log(trainer, pl_module, step)
+        if pl_module.log_is_due():
+            self._log(trainer, pl_module, step, to_board=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop the clock."""
+        """Log the step, if it was not one to be logged, and stop the clock."""
+        assert isinstance(pl_module, GPTModule)
+        if self._logged_step != pl_module.steps_done:
+            self._log(trainer, pl_module, pl_module.steps_done, to_board=False)
         if self._resumed_at is not None:
             self._training_seconds += time.monotonic() - self._resumed_at
             self._resumed_at = None
@@ -94,7 +98,8 @@ class TrainingLog(L.Callback):
         """Close the bar."""
         self._close()
 
-    def _log(self, trainer: L.Trainer, module: GPTModule, step: int) -> None:
+    def _log(self, trainer: L.Trainer, module: GPTModule, step: int, to_board: bool) -> None:
+        self._logged_step = step
         # Reading the loss waits for the device, so the clock is read after it.
         self.train_loss = float(trainer.strategy.reduce(module.train_loss.clone(), reduce_op="sum"))
         gradient_norm = float(module.gradient_norm)
@@ -105,7 +110,7 @@ class TrainingLog(L.Callback):
         steps = self._training_steps - self._steps_at_log
         rate = steps * self._tokens_per_step / max(self._training_seconds - self._seconds_at_log, 1e-9)
         self._steps_at_log, self._seconds_at_log = self._training_steps, self._training_seconds
-        if trainer.logger is not None:
+        if trainer.logger is not None and to_board:
             optim = module.config.optim
             factor = learning_rate_factor(step - 1, optim, module.config.trainer.max_steps)
             metrics = {

@@ -1,0 +1,119 @@
+"""The first lines of a run: what is trained, on what, for how long, in how much memory, and what makes no sense."""
+
+import logging
+from pathlib import Path
+
+import lightning as L
+import torch
+
+from gpt.model.config import GPTConfig
+from gpt.model.loss import CHUNK_LOGITS
+from gpt.model.transformer import GPT
+from gpt.training.config import OptimConfig, RunConfig
+from gpt.training.datamodule import TokenDataModule
+from gpt.training.module import GPTModule
+
+log = logging.getLogger(__name__)
+
+
+def preflight(
+    config: RunConfig, module: GPTModule, data: TokenDataModule, trainer: L.Trainer, run_dir: Path, flags: list[str]
+) -> None:
+    """Log what a run will be.
+
+    Raises:
+        ValueError: a flag was given that would have no effect.
+    """
+    model, options, manifest = config.model, config.trainer, data.manifest
+    train_tokens = len(data.train_windows.tokens)
+    per_epoch = train_tokens - 1  # the first token is nobody's target
+    epochs = options.max_steps * config.tokens_per_step / per_epoch
+    parts = memory_estimate(module.model, config)
+    lines = [
+        f"model: {module.model.num_parameters:,} parameters, {model.num_layers} layers, {model.num_heads} heads, "
+        f"d_model {model.d_model}, context {model.context_length}, {manifest.vocab_size} token ids",
+        f"data: {config.data.path} (tokenizer {manifest.tokenizer}), {per_epoch:,} tokens an epoch, "
+        f"{len(data.val_windows):,} validation windows",
+        f"run: {options.max_steps:,} steps of {config.tokens_per_step:,} tokens = {epochs:.2f} epochs; warmup "
+        f"{min(config.optim.warmup_steps, options.max_steps):,} steps; validation every "
+        f"{options.validate_every_steps:,}; {config.accumulation} x {config.data.micro_batch_size} windows per step"
+        + (f" on each of {config.world_size} processes" if config.world_size > 1 else ""),
+        f"device: {trainer.strategy.root_device}, {trainer.precision}, {attention_kernel(config, trainer)} attention",
+        f"memory: about {_size(sum(parts.values()))} per process beside the libraries ("
+        + ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
+        + ")",
+        f"writing to {run_dir}",
+    ]
+    for line in lines:
+        log.info("%s", line)
+    if config.optim.warmup_steps >= options.max_steps:
+        log.warning("the warmup (%d steps) is not over when the run ends", config.optim.warmup_steps)
+    for key, reason in without_effect(config).items():
+        if any(flag.partition("=")[0] == f"--{key}" for flag in flags):
+            raise ValueError(f"--{key} would have no effect: {reason}")
+        log.warning("%s has no effect: %s", key, reason)
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
+
+
+def without_effect(config: RunConfig) -> dict[str, str]:
+    """Keys that were changed from their default and that nothing will look at, with the reason."""
+    optim, default = config.optim, OptimConfig()
+    idle: dict[str, str] = {}
+    if optim.name != "muon":
+        for name in ("muon_learning_rate", "muon_momentum"):
+            if getattr(optim, name) != getattr(default, name):
+                idle[f"optim.{name}"] = f"optim.name is {optim.name}"
+    if optim.schedule != "wsd" and optim.decay_fraction != default.decay_fraction:
+        idle["optim.decay_fraction"] = f"optim.schedule is {optim.schedule}"
+    if optim.schedule == "constant" and optim.min_learning_rate != default.min_learning_rate:
+        idle["optim.min_learning_rate"] = "optim.schedule is constant"
+    return idle
+
+
+def memory_estimate(model: GPT, config: RunConfig) -> dict[str, int]:
+    """Bytes that training will hold in one process, by what they are for; an estimate for planning.
+
+    Args:
+        model: the model.
+        config: the run's.
+    """
+    weights = 4 * model.num_parameters
+    averaged_once = sum(p.numel() for n, p in model.named_parameters() if ".blocks." in n and p.ndim >= 2)
+    optimizer = 2 * weights - (4 * averaged_once if config.optim.name == "muon" else 0)
+    return {
+        "weights": weights,
+        "gradients": weights,
+        "optimizer": optimizer,
+        "activations": activation_bytes(model.config, config.data.micro_batch_size),
+        "loss": 3
+        * 4
+        * min(CHUNK_LOGITS, config.data.micro_batch_size * model.config.context_length * model.config.vocab_size)
+        + 2 * 4 * model.head_weight.numel(),
+    }
+
+
+def activation_bytes(config: GPTConfig, batch_size: int) -> int:
+    """Bytes that the transformer's backward pass needs from the forward pass, in float32.
+
+    Counted per token, in vectors of width d_model. A block keeps: its two inputs and their normalised copies (4),
+    queries, keys and values (3), the heads' output twice, once rearranged (2), and around the activation three
+    vectors of four times the width (12). With dropout, a CPU also keeps the attention weights and their masks.
+    """
+    tokens = batch_size * config.context_length
+    per_block = (4 + 3 + 2 + 12) * config.d_model
+    if config.dropout > 0:
+        per_block += 2 * config.d_model + 3 * config.num_heads * config.context_length
+    return 4 * tokens * (config.num_layers * per_block + 2 * config.d_model)
+
+
+def attention_kernel(config: RunConfig, trainer: L.Trainer) -> str:
+    """Which of torch's attention kernels will run, in its own words."""
+    device = trainer.strategy.root_device.type
+    if device == "cuda":
+        half = trainer.precision == "bf16-mixed" and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
+        return "flash" if half else "memory-efficient"
+    # On a CPU, dropout on the weights leaves only the kernel that holds them.
+    return "math" if config.model.dropout > 0 or device == "mps" else "flash"

@@ -1,0 +1,83 @@
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from gpt.model.config import GPTConfig
+from gpt.model.transformer import GPT
+from gpt.training.preflight import activation_bytes
+
+TrainTiny = Callable[..., int]
+
+
+def test_check_says_what_a_run_would_be_and_writes_nothing(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train_tiny(tmp_path / "checkpoints", "--check") == 0
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    for words in (
+        "34,720 parameters",  # 257·32 + 32·32 + 2·(12·32² + 13·32) + 2·32
+        "3,302 tokens an epoch, 12 validation windows",
+        "30 steps of 128 tokens = 1.16 epochs; warmup 5 steps",
+        "2 x 2 windows per step",
+        "cpu, 32-true, math attention",
+        "memory: about 0.8 MiB",
+        f"writing to {tmp_path / 'checkpoints' / 'tiny'}",
+    ):
+        assert words in captured.err, captured.err
+    assert not (tmp_path / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    "flags,words",
+    [
+        (["--optim.muon_learning_rate", "0.1"], "--optim.muon_learning_rate would have no effect: optim.name is adamw"),
+        (["--optim.muon_momentum=0.5"], "--optim.muon_momentum would have no effect"),
+        (["--optim.decay_fraction", "0.1"], "--optim.decay_fraction would have no effect: optim.schedule is cosine"),
+        (["--optim.schedule", "constant", "--optim.min_learning_rate", "1e-4"], "--optim.min_learning_rate would have"),
+    ],
+)
+def test_a_flag_without_effect_is_refused(
+    flags: list[str], words: str, train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train_tiny(tmp_path / "checkpoints", *flags) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: ")
+    assert words in error
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_a_key_of_the_file_without_effect_is_a_warning(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train_tiny(tmp_path, "--check", "--optim.schedule", "constant") == 0
+    assert "optim.min_learning_rate has no effect: optim.schedule is constant" in capfd.readouterr().err
+
+
+def test_a_warmup_longer_than_the_run_is_a_warning(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train_tiny(tmp_path, "--check", "--optim.warmup_steps", "30") == 0
+    assert "the warmup (30 steps) is not over when the run ends" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("shape", [(64, 3, 4, 48), (128, 2, 2, 96), (96, 6, 6, 32)])
+def test_activation_memory_is_what_autograd_keeps(shape: tuple[int, int, int, int]) -> None:
+    d_model, num_layers, num_heads, context_length = shape
+    config = GPTConfig(97, context_length, d_model, num_layers, num_heads, dropout=0.0)
+    model = GPT(config)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        hidden = model.transformer(torch.zeros(4, context_length, dtype=torch.long))
+    assert activation_bytes(config, batch_size=4) == pytest.approx(sum(kept.values()), rel=0.12)
+    assert hidden.shape == (4, context_length, d_model)
