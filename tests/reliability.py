@@ -6,6 +6,7 @@ handful of the kills (tests/test_resume.py).
 """
 
 import argparse
+import logging
 import os
 import random
 import signal
@@ -28,6 +29,7 @@ from tests.conftest import TINY_CONFIG
 from tests.test_run import scalars
 
 TAGS = ("train/loss_nats", "train/learning_rate", "train/gradient_norm", "val/loss_nats")
+logging.getLogger("tensorboard").setLevel(logging.ERROR)
 
 
 def start(arguments: list[str]) -> int:

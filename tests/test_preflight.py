@@ -23,7 +23,7 @@ def test_check_says_what_a_run_would_be_and_writes_nothing(
         "30 steps of 128 tokens = 1.16 epochs; warmup 5 steps",
         "2 x 2 windows per step",
         "cpu, 32-true, math attention",
-        "memory: about 0.8 MiB",
+        "weights 0.1 MiB",
         f"writing to {tmp_path / 'checkpoints' / 'tiny'}",
     ):
         assert words in captured.err, captured.err

@@ -345,6 +345,8 @@ def test_a_diverged_run_is_saved_and_says_so(
 
 def test_two_processes_are_one_run(tiny_data: Path, tiny_config: Path, tmp_path: Path) -> None:
     """Over gloo on a CPU: the losses of a single process, one folder, one set of events, one line of JSON."""
+    from scripts import train
+
     common = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
     common += ["--model.dropout", "0", "--trainer.max_steps", "8", "--trainer.validate_every_steps", "4", "--json"]
     common += ["--checkpoints_dir", str(tmp_path)]
@@ -361,6 +363,14 @@ def test_two_processes_are_one_run(tiny_data: Path, tiny_config: Path, tmp_path:
         assert two == pytest.approx(one, abs=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
     assert len(list((tmp_path / "two").glob("events*"))) == 1
+    # One process continues what two began: the same data in the same order.
+    for name in ("one", "two"):
+        alone = ["--run_name", name, "--trainer.devices", "1", "--trainer.strategy", "auto"]
+        assert train.main([*common[2:], *alone, "--resume", "--trainer.max_steps", "14"]) == 0
+    for tag in ("train/loss_nats", "val/loss_nats"):
+        one, two = scalars(tmp_path / "one", tag), scalars(tmp_path / "two", tag)
+        assert max(one) == 14
+        assert two == pytest.approx(one, abs=1e-5)
 
 
 def test_a_run_needs_a_config(capfd: pytest.CaptureFixture[str]) -> None:
