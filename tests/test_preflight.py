@@ -43,8 +43,9 @@ def test_a_flag_without_effect_is_refused(
     flags: list[str], words: str, train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert train_tiny(tmp_path / "checkpoints", *flags) == 2
-    error = capfd.readouterr().err.splitlines()[-1]
+    error = capfd.readouterr().err
     assert error.startswith("error: ")
+    assert error.count("\n") == 1
     assert words in error
     assert not (tmp_path / "checkpoints").exists()
 

@@ -363,3 +363,68 @@ def test_kill_9_at_a_random_moment(
     assert finished.returncode == 0, finished.stderr
     _same_run(tmp_path / "tiny", tiny_run)
     assert weights(tmp_path / "tiny").keys() == weights(tiny_run).keys()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGKILL, None)])
+def test_two_processes_are_continued_exactly(
+    number: signal.Signals, status: int | None, tiny_config: Path, tiny_data: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
+    command += ["--checkpoints_dir", str(tmp_path), "--trainer.devices", "2", "--trainer.strategy", "ddp", "--resume"]
+    command += ["--trainer.max_steps", "400", "--trainer.validate_every_steps", "100", "--data.num_workers", "1"]
+    root = Path(__file__).parent.parent
+    whole = subprocess.run([*command, "--run_name", "whole"], cwd=root, capture_output=True, text=True)
+    assert whole.returncode == 0, whole.stderr
+    cut = [*command, "--run_name", "cut"]
+    started = subprocess.Popen(cut, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert started.stderr is not None
+    for line in started.stderr:
+        if line.startswith("step 100: validation"):
+            break
+    time.sleep(0.5)
+    if status is None:
+        os.killpg(started.pid, number)
+        started.wait()
+    else:
+        started.send_signal(number)  # to the first process alone: the others are told
+        assert started.wait(timeout=60) == status
+    assert 100 <= read_checkpoint(tmp_path / "cut" / "last.ckpt")["global_step"] < 400
+    finished = subprocess.run(cut, cwd=root, capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+    _same_run(tmp_path / "cut", tmp_path / "whole")
+
+
+class _Evil:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Path.touch, (self.target,))
+
+
+@pytest.mark.parametrize("where", ["whole", "inside"])
+def test_a_hostile_checkpoint_runs_nothing(
+    where: str, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
+    content = torch.load(tmp_path / "tiny" / "last.ckpt", weights_only=True)
+    content["callbacks"]["evil"] = _Evil(tmp_path / "touched")
+    torch.save(content if where == "inside" else _Evil(tmp_path / "touched"), tmp_path / "tiny" / "last.ckpt")
+    monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40") == 2
+    assert "cannot be loaded safely" in capfd.readouterr().err
+    assert not (tmp_path / "touched").exists()
+
+
+def test_a_hostile_config_runs_nothing(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
+    config = tmp_path / "tiny" / "config.yaml"
+    evil = f"evil: !!python/object/apply:os.mkdir ['{tmp_path / 'touched'}']\n"
+    config.write_text(config.read_text() + evil)
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40") == 2
+    assert "not valid YAML" in capfd.readouterr().err
+    assert not (tmp_path / "touched").exists()

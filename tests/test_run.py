@@ -173,6 +173,9 @@ def test_the_same_seed_is_the_same_run_and_looking_changes_nothing(
         ["--model.dropout", "0.2"],
         ["--model.qkv_bias", "false"],
         ["--model.num_heads", "4"],
+        ["--model.num_layers", "1"],
+        ["--model.d_model", "48"],
+        ["--model.context_length", "24"],
         ["--data.global_batch_size", "6"],
         ["--optim.name", "muon"],
         ["--optim.learning_rate", "1e-3"],
@@ -192,6 +195,23 @@ def test_what_shapes_a_run_has_an_effect(
 ) -> None:
     assert train_tiny(tmp_path, "--attention_maps.enabled", "false", "--trainer.sample_tokens", "0", *flags) == 0
     assert not same_weights(tmp_path / "tiny", tiny_run)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [["--attention_maps.probe_text", "a dog ran"], ["--attention_maps.captures", "3"]],
+    ids=["text", "captures"],
+)
+def test_what_is_watched_has_an_effect_on_the_pictures_alone(
+    flags: list[str], train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
+) -> None:
+    assert train_tiny(tmp_path, *flags) == 0
+    assert same_weights(tmp_path / "tiny", tiny_run)
+    pictures = [
+        [(image.step, image.encoded_image_string) for image in events(run).Images("attention/all_heads")]
+        for run in (tiny_run, tmp_path / "tiny")
+    ]
+    assert pictures[0] != pictures[1]
 
 
 @pytest.mark.parametrize(

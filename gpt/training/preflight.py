@@ -24,6 +24,10 @@ def preflight(
     Raises:
         ValueError: a flag was given that would have no effect.
     """
+    idle = without_effect(config)
+    for key, reason in idle.items():
+        if any(flag.partition("=")[0] == f"--{key}" for flag in flags):
+            raise ValueError(f"--{key} would have no effect: {reason}")
     model, options, manifest = config.model, config.trainer, data.manifest
     train_tokens = len(data.train_windows.tokens)
     per_epoch = train_tokens - 1  # the first token is nobody's target
@@ -48,9 +52,7 @@ def preflight(
         log.info("%s", line)
     if config.optim.warmup_steps >= options.max_steps:
         log.warning("the warmup (%d steps) is not over when the run ends", config.optim.warmup_steps)
-    for key, reason in without_effect(config).items():
-        if any(flag.partition("=")[0] == f"--{key}" for flag in flags):
-            raise ValueError(f"--{key} would have no effect: {reason}")
+    for key, reason in idle.items():
         log.warning("%s has no effect: %s", key, reason)
 
 
