@@ -71,7 +71,8 @@ def body(argv: list[str]) -> int:
         return 0
     log = logging.getLogger("train")
     log.info(
-        "done: %d steps in %.0f s (%s tokens/s), training loss %.4f, validation loss %.4f nats (%.4f bits per byte)",
+        "done: %d steps in %.0f s (training alone %s tokens/s), last training loss %.4f, "
+        "validation loss %.4f nats (%.4f bits per byte)",
         result.steps,
         result.seconds,
         f"{result.tokens_per_second:,.0f}",
@@ -80,7 +81,11 @@ def body(argv: list[str]) -> int:
         result.val_bits_per_byte,
     )
     programs = Path(os.path.relpath(sys.executable)).parent
-    log.info("next, text:      %s/python scripts/generate.py %s --prompt 'The '", programs, shlex.quote(result.run_dir))
+    log.info(
+        "next, text:      %s/python scripts/generate.py %s --prompt 'The ' --temperature 0.8 --top-k 50",
+        programs,
+        shlex.quote(result.run_dir),
+    )
     log.info("next, attention: %s/tensorboard --logdir %s", programs, shlex.quote(config.checkpoints_dir))
     if args.json:
         print_json(asdict(result))

@@ -118,7 +118,9 @@ def test_a_signal_finishes_the_step_saves_and_says_where(
     assert stopped.value.code == status
     assert read_checkpoint(tmp_path / "tiny")["global_step"] <= step
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == step
-    assert f"{number.name}: step {step} is saved in {tmp_path / 'tiny' / 'last.ckpt'}" in capfd.readouterr().err
+    error = capfd.readouterr().err
+    assert f"{number.name}: step {step} is saved in {tmp_path / 'tiny' / 'last.ckpt'}" in error
+    assert "--resume --run_name tiny" in error
     if step == 12:  # a validation was due, and is not lost
         assert list(scalars(tmp_path / "tiny", "val/loss_nats")) == [12]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
@@ -241,7 +243,7 @@ def test_other_data_is_refused(
     prepare([str(tmp_path / "other.txt")], tmp_path / "other", "bytes")
     flags = ["--resume", "--trainer.max_steps", "40", "--data.path", str(tmp_path / "other")]
     assert train_tiny(tmp_path / "checkpoints", *flags) == 2
-    assert "has changed since" in capfd.readouterr().err
+    assert "is not the data that" in capfd.readouterr().err
 
 
 def test_with_no_run_yet_it_starts_one_and_says_so(

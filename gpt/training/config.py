@@ -350,7 +350,7 @@ def _check_known(key: str, where: str) -> None:
         raise ValueError(f"{key!r} in {where} is a section; give its keys: {examples}")
     # A lone field name, or a section misspelt, is matched on the part that is right.
     by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    nearest = by_last_part or difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    nearest = by_last_part or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
     raise ValueError(f"unknown key {key!r} in {where}; {hint}")
 

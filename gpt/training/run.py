@@ -89,7 +89,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     if checkpoint is not None:
         content = read_checkpoint(checkpoint)
         if content["provenance"]["manifest_sha256"] != data.manifest.sha256:
-            raise ValueError(f"{config.data.path} has changed since {checkpoint} was trained on it; start a new run")
+            raise ValueError(f"{config.data.path} is not the data that {checkpoint} was trained on; start a new run")
         steps_done = int(content["global_step"])
         if steps_done >= config.trainer.max_steps:
             return _finished(run_dir, content)
@@ -117,7 +117,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     if not trainer.is_global_zero:
         return None
     if samples.text:
-        log.info("\na sample of the finished model:\n%s\n", samples.text)
+        log.info("\n--- a sample of the finished model ---\n%s\n---\n", printable(samples.text))
     assert module.evaluation is not None  # RunCheckpoints has the last step validated
     return RunResult(
         run_dir=str(run_dir),
@@ -128,6 +128,11 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         tokens_per_second=training_log.tokens_per_second,
         seconds=time.monotonic() - started,
     )
+
+
+def printable(text: str) -> str:
+    """Text for a terminal: control characters, which a young byte model likes, become U+FFFD."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 def resolved(config: RunConfig, run_dir: Path) -> RunConfig:

@@ -105,5 +105,6 @@ class Interruption(Checkpoint):
         if not trainer.is_global_zero:
             raise SystemExit(0)  # a launcher would kill the first process for another's bad status
         name, step, last = signal.Signals(self._reason).name, trainer.global_step, self._checkpoints.last
-        log.info("%s: step %d is saved in %s; --resume continues it", name, step, last)
+        log.info("%s: step %d is saved in %s", name, step, last)
+        log.info("the same command with --resume --run_name %s continues it", last.parent.name)
         raise SystemExit(128 + self._reason)

@@ -125,7 +125,8 @@ class TrainingLog(L.Callback):
         elif trainer.is_global_zero and now >= self._next_line:
             left = (trainer.max_steps - step) * self._training_seconds / self._training_steps
             progress = f"step {step} of {trainer.max_steps}: loss {self.train_loss:.4f}"
-            self._say(f"{progress}, {rate:,.0f} tokens/s, {left:.0f} s left")
+            # The first step warms everything up: its speed says nothing.
+            self._say(progress if steps == 1 else f"{progress}, {rate:,.0f} tokens/s, {left:.0f} s left")
             self._next_line = now + _LINE_SECONDS
 
     def _say(self, message: str) -> None:
