@@ -319,20 +319,23 @@ def test_a_signal_to_the_whole_group_spares_the_loader_workers(
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 8
 
 
-def test_a_second_ctrl_c_leaves_at_once(tiny_config: Path, tiny_data: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
-    command += ["--checkpoints_dir", str(tmp_path), "--trainer.max_steps", "1000000", "--checkpoint.every_steps", "7"]
-    command += ["--trainer.validate_every_steps", "1", "--trainer.sample_tokens", "20000"]  # a validation takes minutes
-    started = subprocess.Popen(command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE, text=True)
-    assert started.stderr is not None
-    for line in started.stderr:
-        if "validation loss" in line:
-            break
-    started.send_signal(signal.SIGINT)
-    time.sleep(1)
-    assert started.poll() is None
-    started.send_signal(signal.SIGINT)
-    assert started.wait(timeout=5) == 130
+def test_a_second_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gpt.training.callbacks.interruption import Interruption
+    from gpt.training.callbacks.run_checkpoints import RunCheckpoints
+
+    left: list[int] = []
+    clock = [100.0]
+    monkeypatch.setattr("gpt.training.callbacks.interruption.os._exit", left.append)
+    monkeypatch.setattr("gpt.training.callbacks.interruption.time.monotonic", lambda: clock[0])
+    with Interruption(RunCheckpoints(tmp_path, keep_last=0)).handlers():
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)  # the first Ctrl-C, also after a SIGTERM
+        clock[0] += 0.1
+        os.kill(os.getpid(), signal.SIGINT)  # the same one, sent to the process and to its group
+        assert left == []
+        clock[0] += 1.0
+        os.kill(os.getpid(), signal.SIGINT)
+        assert left == [130]
 
 
 def test_a_runs_own_config_names_it(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
