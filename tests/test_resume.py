@@ -155,8 +155,9 @@ def test_another_division_of_the_batch_continues_the_same_data(
 
 
 def test_a_finished_run_goes_on_with_more_steps(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
     shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
     assert train_tiny(tmp_path, "--resume", "--json") == 0  # so that a loop of restarts ends
     captured = capfd.readouterr()
@@ -170,6 +171,11 @@ def test_a_finished_run_goes_on_with_more_steps(
     rates = scalars(tmp_path / "tiny", "train/learning_rate")
     progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the rate of the longer schedule
     assert rates[31] == pytest.approx(3e-4 + 0.5 * (1 + math.cos(math.pi * progress)) * 2.7e-3)
+    # Of processes that torchrun started, the first speaks for all.
+    monkeypatch.setenv("RANK", "1")
+    assert train_tiny(tmp_path, "--resume", "--json") == 0
+    assert capfd.readouterr().out == ""
+    monkeypatch.delenv("RANK")
     # The changed length is remembered: nothing is left to do, without naming it again.
     assert train_tiny(tmp_path, "--resume") == 0
     assert "has done its 36 steps" in capfd.readouterr().err

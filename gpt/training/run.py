@@ -28,7 +28,7 @@ from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
-from gpt.training.run_folder import locked, make_run_dir, save_config
+from gpt.training.run_folder import is_first_process, locked, make_run_dir, save_config
 
 log = logging.getLogger(__name__)
 
@@ -75,11 +75,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         ValueError: the config, the data or the run folder do not allow the run.
     """
     started = time.monotonic()
-    if int(os.environ.get("WORLD_SIZE", config.world_size)) != config.world_size:
-        raise ValueError(
-            f"torchrun started {os.environ['WORLD_SIZE']} processes, and trainer.devices times trainer.num_nodes is "
-            f"{config.world_size}; make them equal"
-        )
+    _check_number_of_processes(config)
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
@@ -87,12 +83,10 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
     steps_done = 0
     if checkpoint is not None:
-        content = read_checkpoint(checkpoint)
-        if content["provenance"]["manifest_sha256"] != data.manifest.sha256:
-            raise ValueError(f"{config.data.path} is not the data that {checkpoint} was trained on; start a new run")
+        content = _read_own_checkpoint(checkpoint, data)
         steps_done = int(content["global_step"])
         if steps_done >= config.trainer.max_steps:
-            return _finished(run_dir, content)
+            return _finished(run_dir, content) if is_first_process() else None
     interruption, callbacks = build_callbacks(config, data, run_dir, training_log, samples)
     trainer = build_trainer(config, run_dir, callbacks, first_step=steps_done + 1 if checkpoint else 0)
     if trainer.is_global_zero:
@@ -128,6 +122,23 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         tokens_per_second=training_log.tokens_per_second,
         seconds=time.monotonic() - started,
     )
+
+
+def _check_number_of_processes(config: RunConfig) -> None:
+    """Refuse a config that expects another number of processes than torchrun has started."""
+    if int(os.environ.get("WORLD_SIZE", config.world_size)) != config.world_size:
+        raise ValueError(
+            f"torchrun started {os.environ['WORLD_SIZE']} processes, and trainer.devices times trainer.num_nodes is "
+            f"{config.world_size}; make them equal"
+        )
+
+
+def _read_own_checkpoint(checkpoint: Path, data: TokenDataModule) -> dict[str, Any]:
+    """Read the checkpoint to continue from, and refuse to continue on other data."""
+    content = read_checkpoint(checkpoint)
+    if content["provenance"]["manifest_sha256"] != data.manifest.sha256:
+        raise ValueError(f"{data.config.data.path} is not the data that {checkpoint} was trained on; start a new run")
+    return content
 
 
 def printable(text: str) -> str:

@@ -60,7 +60,7 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
         ValueError: a folder of the given name is there already, or the processes could not agree on a name.
     """
     parent = Path(config.checkpoints_dir)
-    if not _is_first_process():
+    if not is_first_process():
         if _RUN_DIR_VARIABLE in os.environ:
             return Path(os.environ[_RUN_DIR_VARIABLE])
         if config.run_name is None:
@@ -214,7 +214,8 @@ def _leaves(config: RunConfig) -> dict[str, Any]:
     return leaves
 
 
-def _is_first_process() -> bool:
+def is_first_process() -> bool:
+    """Whether this is a run's first process, the one that speaks for all; known before any of them has met another."""
     # torchrun's, Lightning's own (machine and process) and SLURM's numbers: the first has none above 0.
     names = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
     return not any(int(os.environ.get(name, 0)) for name in names)
