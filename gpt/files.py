@@ -44,3 +44,8 @@ def sha256_of_file(path: Path) -> str:
     """Hash of a file's content, as hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_text(text: str) -> str:
+    """Hash of a text in UTF-8, as hexadecimal."""
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,12 +1,20 @@
-import hashlib
+import errno
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from gpt.data.prepare import prepare
-from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.documents import ReadOptions
+from gpt.data.prepare import PrepareOptions, prepare
+from gpt.data.shards import Manifest
 from gpt.tokenizer import Tokenizer
+from tests.prepared import contents, ids_of, texts_of
 
 
 def _write_documents(folder: Path, count: int = 40) -> list[str]:
@@ -16,94 +24,17 @@ def _write_documents(folder: Path, count: int = 40) -> list[str]:
     return [str(path) for path in sorted(folder.iterdir())]
 
 
-def _texts(folder: Path, split: str) -> list[str]:
-    """The documents of a split, decoded from its shards."""
-    manifest = Manifest.load(folder)
-    tokenizer = Tokenizer(manifest.tokenizer)
-    tokens = SplitTokens(folder, manifest, split)
-    ids = tokens.read(0, len(tokens))
-    assert ids[0] == manifest.eot_id  # end-of-text begins each document
-    starts = np.flatnonzero(ids == manifest.eot_id)
-    return [tokenizer.decode(part[1:].tolist()) for part in np.split(ids, starts[1:])]
-
-
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
 def test_every_document_is_in_exactly_one_split_as_it_was(tokenizer: str, tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
-    manifest, written = prepare(sources, tmp_path / "data", tokenizer, val_fraction=0.2, shard_tokens=500)
+    manifest, written = prepare(sources, tmp_path / "data", tokenizer, PrepareOptions(0.2, 500))
     assert written
-    train, val = _texts(tmp_path / "data", "train"), _texts(tmp_path / "data", "val")
+    train, val = texts_of(tmp_path / "data", "train"), texts_of(tmp_path / "data", "val")
     assert sorted(train + val) == sorted(Path(source).read_text() for source in sources)
     assert not set(train) & set(val)
     for name, texts in (("train", train), ("val", val)):
         assert manifest.splits[name].documents == len(texts)
         assert manifest.splits[name].utf8_bytes == sum(len(text.encode()) for text in texts)
-
-
-def test_validation_takes_documents_in_hash_order_until_the_fraction_is_reached(tmp_path: Path) -> None:
-    # Twenty documents of 100 bytes: 30% are the six with the lowest hashes.
-    texts = [f"{number:03}" + "x" * 97 for number in range(20)]
-    for number, text in enumerate(texts):
-        (tmp_path / f"{number}.txt").write_text(text)
-    prepare([str(tmp_path / f"{n}.txt") for n in range(20)], tmp_path / "data", "bytes", val_fraction=0.3)
-    lowest = sorted(texts, key=lambda text: hashlib.sha256(text.encode()).hexdigest())[:6]
-    assert sorted(_texts(tmp_path / "data", "val")) == sorted(lowest)
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_document_that_outweighs_the_rest_is_cut(seed: int, tmp_path: Path) -> None:
-    novel = "".join(f"line {number} of a long novel\n" for number in range(2000))
-    notes = [f"note {seed} {number} " * 5 for number in range(3)]
-    for number, text in enumerate([novel, *notes]):
-        (tmp_path / f"{number}.txt").write_text(text)
-    manifest, _ = prepare([str(tmp_path / f"{n}.txt") for n in range(4)], tmp_path / "data", "bytes")
-    train, val = _texts(tmp_path / "data", "train"), _texts(tmp_path / "data", "val")
-    total = manifest.splits["train"].utf8_bytes + manifest.splits["val"].utf8_bytes
-    assert total == len(novel) + sum(map(len, notes))
-    assert manifest.splits["val"].utf8_bytes == pytest.approx(0.1 * total, rel=0.05)
-    assert max(train, key=len) + max(val, key=len) == novel
-
-
-@pytest.mark.parametrize("val_fraction", [0.01, 0.5, 0.9, 0.99])
-def test_no_split_is_ever_empty(val_fraction: float, tmp_path: Path) -> None:
-    for count in (1, 2, 3):
-        (tmp_path / f"text{count}").mkdir()
-        sources = [str(tmp_path / f"text{count}" / f"{number}.txt") for number in range(count)]
-        for source in sources:
-            Path(source).write_text(f"{source} " * 20)
-        manifest, _ = prepare(sources, tmp_path / f"data{count}", "bytes", val_fraction)
-        assert min(split.tokens for split in manifest.splits.values()) > 1
-
-
-def test_the_split_depends_on_no_order(tmp_path: Path) -> None:
-    sources = _write_documents(tmp_path / "text")
-    prepare(sources, tmp_path / "a", "bytes")
-    prepare(sources[::-1], tmp_path / "b", "bytes")
-    assert sorted(_texts(tmp_path / "a", "val")) == sorted(_texts(tmp_path / "b", "val"))
-
-
-def test_equal_documents_share_a_split(tmp_path: Path) -> None:
-    sources = _write_documents(tmp_path / "text", count=10) * 3
-    prepare(sources, tmp_path / "data", "bytes", val_fraction=0.3)
-    assert not set(_texts(tmp_path / "data", "train")) & set(_texts(tmp_path / "data", "val"))
-
-
-def test_a_lone_document_gives_its_end_from_a_line_start(tmp_path: Path) -> None:
-    text = "".join(f"line {number} é\n" for number in range(1000))
-    (tmp_path / "a.txt").write_text(text)
-    manifest, _ = prepare([str(tmp_path / "a.txt")], tmp_path / "data", "bytes", val_fraction=0.1)
-    (train,), (val,) = _texts(tmp_path / "data", "train"), _texts(tmp_path / "data", "val")
-    assert train + val == text
-    assert val.startswith("line ")
-    assert manifest.splits["val"].utf8_bytes == pytest.approx(0.1 * len(text.encode()), abs=20)
-
-
-def test_a_lone_line_is_cut_between_characters(tmp_path: Path) -> None:
-    text = "\U0001f600" * 100
-    (tmp_path / "a.txt").write_text(text)
-    prepare([str(tmp_path / "a.txt")], tmp_path / "data", "bytes", val_fraction=0.33)
-    (train,), (val,) = _texts(tmp_path / "data", "train"), _texts(tmp_path / "data", "val")
-    assert (train + val, len(val)) == (text, 33)
 
 
 def test_the_same_again_changes_nothing_and_something_else_is_refused(tmp_path: Path) -> None:
@@ -122,33 +53,33 @@ def test_the_same_again_changes_nothing_and_something_else_is_refused(tmp_path: 
 
 def test_an_interrupted_run_is_finished_to_the_same_bytes(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
-    prepare(sources, tmp_path / "whole", "bytes", shard_tokens=300)
-    prepare(sources, tmp_path / "cut", "bytes", shard_tokens=300)
+    prepare(sources, tmp_path / "whole", "bytes", PrepareOptions(shard_tokens=300))
+    prepare(sources, tmp_path / "cut", "bytes", PrepareOptions(shard_tokens=300))
     (tmp_path / "cut" / "manifest.json").unlink()
     (tmp_path / "cut" / ".unfinished").touch()
     (tmp_path / "cut" / "train_000002.bin").unlink()
     (tmp_path / "cut" / "train_000002.bin.tmp").write_bytes(b"half")
-    prepare(sources, tmp_path / "cut", "bytes", shard_tokens=300)
-    whole, cut = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("whole", "cut"))
-    assert whole == cut
+    prepare(sources, tmp_path / "cut", "bytes", PrepareOptions(shard_tokens=300))
+    assert contents(tmp_path / "whole") == contents(tmp_path / "cut")
 
 
 @pytest.mark.parametrize(
     "text,options,words",
     [
-        ("x", {}, "too short"),
+        ("x", {}, "1 bytes, too few"),
         ("text " * 100, {"val_fraction": 0.0}, "--val-fraction"),
         ("text " * 100, {"val_fraction": 1.0}, "--val-fraction"),
         ("text " * 100, {"val_fraction": float("nan")}, "--val-fraction"),
         ("text " * 100, {"shard_tokens": 0}, "--shard-tokens"),
         ("text " * 100, {"tokenizer_name": "gtp2"}, "gtp2"),
-        ("", {}, "holds no text"),
+        ("", {}, "hold no text"),
     ],
 )
 def test_what_cannot_be_prepared_writes_nothing(text: str, options: dict, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(ValueError, match=words):
-        prepare([str(tmp_path / "a.txt")], tmp_path / "data", **{"tokenizer_name": "bytes", **options})
+        tokenizer = options.pop("tokenizer_name", "bytes")
+        prepare([str(tmp_path / "a.txt")], tmp_path / "data", tokenizer, PrepareOptions(**options))
     assert not (tmp_path / "data").exists()
 
 
@@ -179,3 +110,173 @@ def test_a_damaged_manifest_says_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "data" / "manifest.json").write_text("{")
     with pytest.raises(ValueError, match="delete it and run this again"):
         prepare(sources, tmp_path / "data", "bytes")
+
+
+def _write_novel(path: Path, megabytes: float, seed: int = 0) -> None:
+    """Words, numbers, odd characters and line ends, some of them in long runs."""
+    generator = random.Random(seed)
+    words = ["the", "quick", "naïve", "\U0001f600", "漢字", "don't", "1234", "x" * 50, "...", "\u00a0", "\x1c", "\r\n"]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        while file.tell() < megabytes * 1e6:
+            file.write(
+                "".join(generator.choice(words) + generator.choice([" ", "  ", "\n", "\t"]) for _ in range(9999))
+            )
+
+
+@pytest.mark.parametrize("tokenizer", ["gpt2", "bytes"])
+def test_a_document_in_pieces_has_the_ids_of_the_whole(tokenizer: str, tmp_path: Path) -> None:
+    _write_novel(tmp_path / "novel.txt", 3)
+    text = (tmp_path / "novel.txt").read_bytes().decode()
+    prepare([str(tmp_path / "novel.txt")], tmp_path / "data", tokenizer, workers=2)
+    train, val = (ids_of(tmp_path / "data", split)[1:].tolist() for split in ("train", "val"))
+    whole = Tokenizer(tokenizer)._encoding.encode_ordinary(text[: len(text) - len(Tokenizer(tokenizer).decode(val))])
+    assert train == whole
+    assert Tokenizer(tokenizer).decode(train + val) == text
+
+
+@pytest.mark.parametrize("run", ["a", "^", " ", "\n", "\r\n", "\t", "\u00a0", "漢"])
+def test_a_run_of_a_million_is_nothing_special(run: str, tmp_path: Path) -> None:
+    text = "before" + run * 1_000_000 + "after"
+    (tmp_path / "a.txt").write_bytes(text.encode())
+    (tmp_path / "b.txt").write_text("short " * 10)
+    prepare([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], tmp_path / "data", "gpt2", PrepareOptions(1e-5))
+    (beginning,) = [part for part in texts_of(tmp_path / "data", "train") if part.startswith("before")]
+    (end,) = texts_of(tmp_path / "data", "val")  # the long one is cut near its end
+    assert beginning + end == text
+
+
+def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
+    _write_novel(tmp_path / "novel.txt", 1)
+    sources = [*_write_documents(tmp_path / "text"), str(tmp_path / "novel.txt")]
+    for workers in (1, 2, 5):
+        prepare(sources, tmp_path / f"data{workers}", "gpt2", PrepareOptions(shard_tokens=5000), workers=workers)
+    assert contents(tmp_path / "data1") == contents(tmp_path / "data2") == contents(tmp_path / "data5")
+
+
+def test_a_literal_end_of_text_is_text_token_or_error(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("<|endoftext|>one<|endoftext|>two" + " words" * 200)
+    for choice in ("text", "token"):
+        options = PrepareOptions(special_tokens=choice)
+        manifest, _ = prepare([str(tmp_path / "a.txt")], tmp_path / choice, "gpt2", options)
+        train = ids_of(tmp_path / choice, "train").tolist()
+        tokenizer = Tokenizer("gpt2")
+        if choice == "text":
+            assert train[:9] == [50256, *tokenizer.encode("<|endoftext|>one")][:9]
+            assert train.count(50256) == manifest.splits["train"].documents == 1
+        else:
+            assert train[:4] == [50256, *tokenizer.encode("one"), 50256, *tokenizer.encode("two")]
+            assert train.count(50256) == manifest.splits["train"].documents == 2
+        # Bits per byte are counted against text, and the token stands for none.
+        lengths = [len(tokenizer.decode_bytes([token])) for token in train if token != 50256]
+        assert manifest.splits["train"].utf8_bytes == sum(lengths)
+    with pytest.raises(ValueError, match=r"a\.txt holds a literal .*--special-tokens"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "error", "gpt2", PrepareOptions(special_tokens="error"))
+    assert not (tmp_path / "error").exists()
+
+
+def test_another_seed_is_another_split_and_other_options_are_other_data(tmp_path: Path) -> None:
+    sources = _write_documents(tmp_path / "text")
+    prepare(sources, tmp_path / "a", "bytes")
+    prepare(sources, tmp_path / "b", "bytes", PrepareOptions(seed=1))
+    assert texts_of(tmp_path / "a", "val") != texts_of(tmp_path / "b", "val")
+    for options in (PrepareOptions(seed=1), PrepareOptions(streaming=True), PrepareOptions(special_tokens="token")):
+        with pytest.raises(ValueError, match="other sources or options"):
+            prepare(sources, tmp_path / "a", "bytes", options)
+    with pytest.raises(ValueError, match="other sources or options"):
+        prepare(sources, tmp_path / "a", "bytes", reading=ReadOptions(newlines="lf"))
+
+
+def test_streaming_that_leaves_a_split_empty_says_what_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one document")
+    with pytest.raises(ValueError, match=r"split \w+ needs at least 2 tokens and got 0 of 13"):
+        prepare([str(tmp_path / "a.txt")], tmp_path / "data", "bytes", PrepareOptions(streaming=True))
+    assert not (tmp_path / "data").exists()
+
+
+def test_sources_that_change_between_the_readings_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt.data import prepare as module
+
+    sources = _write_documents(tmp_path / "text")
+    original = module.plan
+
+    def change_then_plan(*arguments: object) -> object:
+        with Path(sources[7]).open("a") as file:
+            file.write("more")
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "plan", change_then_plan)
+    with pytest.raises(ValueError, match=r"007\.txt changed while it was read"):
+        prepare(sources, tmp_path / "data", "bytes")
+    assert not (tmp_path / "data").exists()
+
+
+COMMAND = [sys.executable, "scripts/prepare_data.py"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_a_kill_the_same_command_ends_in_the_same_bytes(seed: int, tmp_path: Path) -> None:
+    _write_novel(tmp_path / "novel.txt", 3)
+    arguments = [str(tmp_path / "novel.txt"), "--shard-tokens", "20000", "--workers", "1", "--output"]
+    started = time.monotonic()
+    subprocess.run([*COMMAND, *arguments, str(tmp_path / "whole")], check=True, capture_output=True)
+    seconds = time.monotonic() - started
+    process = subprocess.Popen([*COMMAND, *arguments, str(tmp_path / "killed")], stderr=subprocess.PIPE)
+    time.sleep(random.Random(seed).uniform(0.4, 0.95) * seconds)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    if (tmp_path / "killed" / "manifest.json").exists():  # killed after all: then it is complete
+        assert not list((tmp_path / "killed").glob("*.tmp"))
+    for shard in (tmp_path / "killed").glob("*.bin"):  # what has its name is whole
+        assert shard.read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
+    subprocess.run([*COMMAND, *arguments, str(tmp_path / "killed")], check=True, capture_output=True)
+    assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_is_one_line_and_what_was_complete_stays(tmp_path: Path) -> None:
+    _write_novel(tmp_path / "novel.txt", 1)
+    arguments = [str(tmp_path / "novel.txt"), "--output", str(tmp_path / "data")]
+
+    def limit() -> None:
+        # The nearest to a full disk that needs no root: no file may grow beyond this.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+
+    small = [*COMMAND, *arguments, "--shard-tokens", "50000"]
+    prepared = subprocess.run(small, preexec_fn=limit, capture_output=True, text=True)
+    assert prepared.returncode == 0, prepared.stderr
+    before = contents(tmp_path / "data")
+    large = [*COMMAND, *arguments[:-1], str(tmp_path / "other"), "--shard-tokens", "150000"]
+    failed = subprocess.run(large, preexec_fn=limit, capture_output=True, text=True)
+    assert failed.returncode == 2
+    assert failed.stderr.splitlines() == [f"error: {os.strerror(errno.EFBIG)}"]
+    assert not list((tmp_path / "other").glob("*.tmp"))
+    assert contents(tmp_path / "data") == before
+    subprocess.run(large, check=True, capture_output=True)
+    assert len(Manifest.load(tmp_path / "other").splits["train"].shards) > 1
+
+
+def _peak_megabytes(source: Path, output: Path) -> float:
+    code = "import sys, resource; from scripts import prepare_data; status = prepare_data.main(sys.argv[1:]); "
+    code += "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024); sys.exit(status)"
+    arguments = [str(source), "--output", str(output), "--workers", "1"]
+    finished = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+    return float(finished.stdout)
+
+
+def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+    peaks = []
+    for megabytes in (4, 40):
+        _write_novel(tmp_path / "novel.txt", megabytes)
+        peaks.append(_peak_megabytes(tmp_path / "novel.txt", tmp_path / f"data{megabytes}"))
+    assert peaks[1] < peaks[0] + 30  # for ten times the text: 36 MB more of it, 24 MB more of tokens
+
+
+@pytest.mark.slow
+def test_two_gigabytes_are_prepared_within_one(tmp_path: Path) -> None:
+    _write_novel(tmp_path / "part.txt", 20)
+    part = (tmp_path / "part.txt").read_bytes()
+    with (tmp_path / "novel.txt").open("wb") as file:
+        for _ in range(100):
+            file.write(part)
+    assert _peak_megabytes(tmp_path / "novel.txt", tmp_path / "data") < 1024
+    assert sum(split.utf8_bytes for split in Manifest.load(tmp_path / "data").splits.values()) == 100 * len(part)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpt.data.prepare import prepare
+from gpt.data.prepare import PrepareOptions, prepare
 from gpt.data.shards import Manifest, SplitTokens, dtype_for, open_shard, verify, write_shard
 from gpt.tokenizer import Tokenizer
 
@@ -19,7 +19,9 @@ def folder(tmp_path: Path) -> Path:
     """Prepared data: 3 documents, shards of 100 tokens."""
     for number, size in enumerate((300, 150, 60)):
         (tmp_path / f"{number}.txt").write_text(f"{number}" * size)
-    prepare([str(tmp_path / f"{n}.txt") for n in range(3)], tmp_path / "data", "bytes", shard_tokens=100)
+    prepare(
+        [str(tmp_path / f"{n}.txt") for n in range(3)], tmp_path / "data", "bytes", PrepareOptions(shard_tokens=100)
+    )
     return tmp_path / "data"
 
 
@@ -43,7 +45,7 @@ def test_the_dtype_is_the_smallest_that_holds_every_id() -> None:
         (lambda content: content + b"\0", "damaged"),
         (lambda content: content[:500], "not a token shard"),
         (lambda content: b"\0" * len(content), "not a token shard"),
-        (lambda content: b"", "not a token shard"),
+        (lambda content: b"", "it is empty"),
     ],
 )
 def test_a_damaged_shard_is_refused(damage: Callable[[bytes], bytes], words: str, folder: Path) -> None:

@@ -1,47 +1,233 @@
+import gzip
+import json
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
+from gpt.data.documents import ReadOptions
 from gpt.data.sources import read_documents
+
+ROWS = [
+    "first row",
+    "zweite Zeile, mit Komma",
+    'the "third"\nhas two lines',
+    "2024-01-01",
+    "007",
+    "NA",
+    "漢字 \U0001f600",
+]
+
+
+def _texts(*sources: Path | str, **options: str) -> list[str]:
+    documents = read_documents([str(source) for source in sources], ReadOptions(**options))
+    return ["".join(document.read()) for document in documents]
+
+
+def _zstd(content: bytes) -> bytes:
+    return pyarrow.Codec("zstd").compress(content, asbytes=True)
+
+
+def _jsonl(column: str = "text") -> bytes:
+    return "".join(json.dumps({"id": n, column: row}) + "\n" for n, row in enumerate(ROWS)).encode()
+
+
+def _csv() -> bytes:
+    quoted = (row.replace('"', '""') for row in ROWS)
+    return ("id,text\r\n" + "".join(f'{n},"{row}"\r\n' for n, row in enumerate(quoted))).encode()
+
+
+def _parquet() -> bytes:
+    sink = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table({"id": range(len(ROWS)), "text": ROWS}), sink, row_group_size=3)
+    return sink.getvalue().to_pybytes()
+
+
+FORMATS: dict[str, Callable[[], bytes]] = {
+    ".jsonl": _jsonl,
+    ".json": lambda: json.dumps([{"text": row, "n": 1} for row in ROWS], indent=1).encode(),
+    ".csv": _csv,
+    ".parquet": _parquet,
+}
+
+
+@pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_every_format_gives_its_rows_as_they_are(suffix: str, compression: str, tmp_path: Path) -> None:
+    pack = {"": bytes, ".gz": gzip.compress, ".zst": _zstd}[compression]
+    path = tmp_path / f"rows{suffix}{compression}"
+    path.write_bytes(pack(FORMATS[suffix]()))
+    assert _texts(path) == ROWS
+    assert _texts(tmp_path) == ROWS
+
+
+def test_plain_text_is_one_document_compressed_or_not(tmp_path: Path) -> None:
+    text = "".join(f"line {n} é\r\n" for n in range(200_000))  # several blocks, so that characters straddle them
+    for name, content in [
+        ("a.txt", text.encode()),
+        ("b.md.gz", gzip.compress(text[:1000].encode()) + gzip.compress(text[1000:].encode())),  # two members
+        ("c.zst", _zstd(text.encode())),
+        ("d", text.encode()),
+        ("e.txt", b"\xef\xbb\xbf" + text.encode()),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        assert _texts(tmp_path / name) == [text]
+        assert _texts(tmp_path / name, newlines="lf") == [text.replace("\r\n", "\n")]
+
+
+def test_line_ends_are_normalised_in_rows_too(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"text": "one\\r\\ntwo\\rthree\\n"}\r\n')
+    assert _texts(tmp_path / "a.jsonl") == ["one\r\ntwo\rthree\n"]
+    assert _texts(tmp_path / "a.jsonl", newlines="lf") == ["one\ntwo\nthree\n"]
+
+
+def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(_jsonl("content"))
+    assert _texts(tmp_path / "a.jsonl", text_column="content") == ROWS
+
+
+def test_no_text_and_null_are_empty_documents(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": null}\n{"text": ""}\n')
+    assert _texts(tmp_path / "a.jsonl") == ["a", "", ""]
 
 
 def test_pydocs_is_the_interpreters_own_reference() -> None:
     from pydoc_data.topics import topics
 
-    documents = list(read_documents(["pydocs"]))
-    assert {document.text for document in documents} == {text for text in topics.values() if text}
-    assert any('"import"' in document.text for document in documents)
+    texts = _texts("pydocs")
+    assert set(texts) == set(topics.values())
+    assert any('"import"' in text for text in texts)
 
 
-def test_files_keep_their_line_ends_and_lose_their_byte_order_mark(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\n")
-    (document,) = read_documents([str(tmp_path / "a.txt")])
-    assert document.text == "one\r\ntwo\n"
-
-
-def test_folders_are_searched_in_the_order_of_paths(tmp_path: Path) -> None:
+def test_folders_and_globs_are_read_in_the_order_of_paths(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("b.txt", "a.md", "sub/c.TXT", "image.png"):
         (tmp_path / name).write_text(name)
-    assert [document.text for document in read_documents([str(tmp_path)])] == ["a.md", "b.txt", "sub/c.TXT"]
+    assert _texts(tmp_path) == ["a.md", "b.txt", "sub/c.TXT"]
+    assert _texts(tmp_path / "*.txt", tmp_path / "**" / "c.*") == ["b.txt", "sub/c.TXT"]
 
 
 def test_several_sources_in_the_order_given(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A")
     (tmp_path / "b.txt").write_text("B")
-    names = [str(tmp_path / "b.txt"), str(tmp_path / "a.txt")]
-    assert [document.text for document in read_documents(names)] == ["B", "A"]
+    assert _texts(tmp_path / "b.txt", tmp_path / "a.txt") == ["B", "A"]
 
 
-def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    (tmp_path / "bad.txt").write_bytes(b"fine\n\xff\xfe")
-    (tmp_path / "empty.txt").write_bytes(b"")
+def test_datasets_of_every_kind_are_read_and_no_cache_gets_a_copy(tmp_path: Path) -> None:
+    # In a process of its own: `datasets` reads where its cache is when it is imported.
+    script = """
+import json, sys
+from pathlib import Path
+import datasets
+from gpt.data.documents import ReadOptions
+from gpt.data.sources import read_documents
+folder, rows = Path(sys.argv[1]), json.loads(sys.argv[2])
+whole = datasets.Dataset.from_dict({"text": rows})
+whole.save_to_disk(folder / "saved")
+datasets.DatasetDict({"train": whole, "other": whole.select(range(2))}).save_to_disk(folder / "dict")
+(folder / "files").mkdir()
+whole.to_json(folder / "files" / "train.jsonl")
+def texts(source, **options):
+    return ["".join(document.read()) for document in read_documents([source], ReadOptions(**options))]
+for source in ("saved", "hf:saved", "dict", "hf:files"):
+    prefix = "hf:" if source.startswith("hf:") else ""
+    assert texts(prefix + str(folder / source.removeprefix("hf:"))) == rows, source
+assert texts(str(folder / "dict"), split="other") == rows[:2]
+for source, options, words in [
+    (f"hf:{folder / 'files'}", {"split": "nope"}, "nope"),
+    (f"{folder / 'dict'}", {"split": "nope"}, "nope"),
+    (f"hf:{folder / 'files'}", {"text_column": "body"}, "no column 'body'; it has 'text'"),
+    ("hf:nobody/no-such-dataset", {}, "hf:nobody/no-such-dataset cannot be read"),
+]:
+    try:
+        texts(source, **options)
+    except ValueError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError(source)
+"""
+    import os
+
+    rows = [*ROWS, *(f"row {n}" for n in range(2500))]
+    finished = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), json.dumps(rows)],
+        env={**os.environ, "HF_HOME": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1", "PYTHONPATH": "."},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    # to_json and save_to_disk write nothing there either.
+    assert not [path for path in (tmp_path / "cache").rglob("*.arrow") if path.stat().st_size > 0]
+
+
+# What is in the file, the options, and what the one line says: where it is, and what to do.
+ODD_INPUT: list[tuple[str, bytes, dict[str, str], str]] = [
+    ("a.txt", b"fine\n\xff\xfe", {}, r"a\.txt is not UTF-8: byte 0xff at offset 5; .*--encoding-errors replace"),
+    ("a.txt", "text".encode("utf-16"), {}, r"a\.txt is not UTF-8: byte 0xff at offset 0"),
+    ("a.txt", b"x" * 2**20 + b"\xe2\x82", {}, r"byte 0xe2 at offset 1048576"),  # a character that ends too early
+    ("a.txt", b"x" * (2**20 - 1) + b"\xe2\x28\xa1", {}, r"byte 0xe2 at offset 1048575"),  # across two blocks
+    ("a.txt.gz", gzip.compress(b"text \xff"), {}, r"a\.txt\.gz is not UTF-8: byte 0xff at offset 5"),
+    ("a.txt.gz", gzip.compress(b"text" * 9999)[:-20], {}, r"a\.txt\.gz is not gzip, or cut short"),
+    ("a.txt.gz", b"plain text", {}, r"a\.txt\.gz is not gzip, or cut short"),
+    ("a.txt.zst", _zstd(b"text" * 9999)[:-5], {}, r"a\.txt\.zst is not zstd, or cut short"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "b"', {}, r"a\.jsonl, line 2 is not JSON"),
+    ("a.jsonl", b'{"text": "a"}\n["b"]\n', {}, r"a\.jsonl, line 2 is not an object"),
+    ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', {}, r"line 2 has no column 'text'; it has 'body'.*--text-column"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', {}, r"'text' in .*a\.jsonl, line 2 is 7, not text"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', {}, r"line 2 holds half a surrogate pair"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', {}, r"a\.jsonl is not UTF-8: byte 0xff at offset 24"),
+    ("a.jsonl", b'{"text": ' + b"[" * 100_000, {}, r"line 1 is (nested too deeply|not JSON)"),
+    ("a.json", b'{"text":\n "a"}', {}, r"a\.json, line 1 is not JSON.*one object on each line"),
+    ("a.json", b'[{"text": "a"},', {}, r"a\.json is not JSON"),
+    ("a.json", b'[{"text": "a"}, "b"]', {}, r"a\.json, row 2 is not an object"),
+    ("a.csv", b"id,body\n1,a\n", {}, r"a\.csv has no column 'text'; it has 'id', 'body'"),
+    ("a.csv", b"text,text\na,b\n", {}, r"a\.csv has no column 'text'"),
+    ("a.csv", b"", {}, r"a\.csv has no column 'text'; it has none"),
+    ("a.csv", b"id;text\n1;a\n", {}, r"it has 'id;text'"),
+    ("a.csv", b"id,text\n1,a,b\n", {}, r"a\.csv, line 2 has 3 columns and its header 2"),
+    ("a.csv", b"id,text\n1\n", {}, r"a\.csv, line 2 has 1 columns"),
+    ("a.csv", b'id,text\n1,"never ends\n', {}, r"a\.csv, line 2 is not CSV"),
+    ("a.parquet", b"PAR1 no", {}, r"a\.parquet is not Parquet, or cut short"),
+    ("a.parquet", _parquet()[:-30], {}, r"a\.parquet is not Parquet, or cut short"),
+    ("a.parquet", _parquet(), {"text_column": "id"}, r"column 'id' of .* holds int64, not text"),
+    ("a.parquet", _parquet(), {"text_column": "body"}, r"no column 'body'; it has 'id', 'text'"),
+    ("a.png", b"\x89PNG\r\n", {}, r"a\.png is not UTF-8: byte 0x89 at offset 0"),
+    ("a.txt", b"text", {"encoding_errors": "ignore"}, r"--encoding-errors is 'ignore'; it is strict or replace"),
+    ("a.txt", b"text", {"newlines": "crlf"}, r"--newlines is 'crlf'; it is keep or lf"),
+]
+
+
+@pytest.mark.parametrize("name,content,options,words", ODD_INPUT, ids=range(len(ODD_INPUT)))
+def test_what_cannot_be_read_is_named(
+    name: str, content: bytes, options: dict[str, str], words: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=words):
+        _texts(tmp_path / name, **options)
+
+
+def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "image.png").write_bytes(b"")
     for source, words in [
-        ("bad.txt", r"bad\.txt.*0xff.*offset 5"),
-        ("empty.txt", r"empty\.txt holds no text"),
         ("missing.txt", r"no file or folder .*missing\.txt"),
-        ("folder", r"folder.*\.txt or \.md"),
+        ("*.nothing", r"no file or folder .*\*\.nothing"),
+        ("folder", r"folder.* has no file ending in \.txt \.md \.jsonl \.json \.csv \.parquet"),
     ]:
         with pytest.raises(ValueError, match=words):
-            list(read_documents([str(tmp_path / source)]))
+            _texts(tmp_path / source)
+
+
+def test_replacement_is_a_choice(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"x\xffy")
+    (tmp_path / "b.jsonl").write_bytes(b'{"text": "x\\ud83dy"}')
+    table = pyarrow.table({"text": pyarrow.array([b"x\xffy"]).view(pyarrow.string())})
+    parquet.write_table(table, tmp_path / "c.parquet")
+    for name in ("a.txt", "b.jsonl", "c.parquet"):
+        assert _texts(tmp_path / name, encoding_errors="replace") == ["x\ufffdy"]
+    with pytest.raises(ValueError, match=r"c\.parquet, row 1 is not UTF-8: byte 0xff at offset 1"):
+        _texts(tmp_path / "c.parquet")

@@ -1,8 +1,11 @@
 import base64
 import hashlib
+import importlib
 import itertools
+import random
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -135,3 +138,72 @@ def test_ids_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
 def test_importing_it_needs_no_torch() -> None:
     code = "import sys, gpt.tokenizer; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def _toy(name: str, alphabet: str) -> Tokenizer:
+    """A tokenizer with the pattern of a tiktoken name, and merges learnt from nonsense: ranks need no download."""
+    openai = importlib.import_module("tiktoken_ext.openai_public")
+    generator = random.Random(0)
+    sequence = [bytes([byte]) for byte in "".join(generator.choice(alphabet) for _ in range(10_000)).encode()]
+    ranks = {bytes([value]): value for value in range(256)}
+    while len(ranks) < 450:
+        pairs = Counter(itertools.pairwise(sequence))
+        merged = next(a + b for (a, b), _ in pairs.most_common() if a + b not in ranks)
+        ranks[merged] = len(ranks)
+        out: list[bytes] = []
+        for part in sequence:
+            out[-1:] = [out[-1] + part] if out and out[-1] + part == merged else [*out[-1:], part]
+        sequence = out
+    with pytest.MonkeyPatch.context() as patch:
+        for loader in ("load_tiktoken_bpe", "data_gym_to_mergeable_bpe_ranks"):
+            patch.setattr(openai, loader, lambda *arguments, **options: ranks)
+        pattern = openai.ENCODING_CONSTRUCTORS[name]()["pat_str"]
+        encoding = tiktoken.Encoding(
+            name, pat_str=pattern, mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 999}
+        )
+        patch.setattr(tiktoken, "get_encoding", lambda name: encoding)
+        patch.setattr("gpt.tokenizer._gpt2_encoding", lambda: encoding)
+        return Tokenizer(name)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base"])
+def test_pieces_have_the_ids_of_the_whole_for_every_known_pattern(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alphabet = " \n\r\t\x1c\x85\u00a0\u2028abZ1.,!'s/²é\u0301漢_\U0001f600"
+    tokenizer, generator = _toy(name, alphabet), random.Random(1)
+    monkeypatch.setattr("gpt.tokenizer._PIECE", 7)
+    number_of_pieces = 0
+    for _ in range(5000):
+        text = "".join(generator.choice(alphabet) for _ in range(generator.randint(1, 30)))
+        if generator.random() < 0.3:
+            text = text.replace("a", " ").replace("b", "\n").replace(".", " ")
+        cut = generator.randint(0, len(text))
+        pieces = list(tokenizer.pieces([text[:cut], text[cut:]]))
+        assert "".join(pieces) == text
+        assert [token for piece in pieces for token in tokenizer.encode(piece)] == tokenizer.encode(text)
+        number_of_pieces += len(pieces)
+    assert number_of_pieces > 7500
+
+
+@pytest.mark.parametrize("name", ["gpt2", "cl100k_base", "o200k_base"])
+def test_whitespace_that_overflows_the_regex_engine_has_its_definitions_ids(name: str) -> None:
+    tokenizer = _toy(name, " \n\tab")
+    for run in (" ", "\t", "\n", "\n ", " \n") if name == "gpt2" else (" ", "\t", "\n"):
+        text = "a" + run * 1_200_000 + "b b"
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        short = "a" + run * 1_000 + "b b"
+        # The same words: the ends of the run are where they are in a short one.
+        assert ids[:3] == tokenizer.encode(short)[:3]
+        assert ids[-3:] == tokenizer.encode(short)[-3:]
+
+
+def test_a_tokenizer_of_unknown_pattern_is_given_the_whole_text() -> None:
+    tokenizer = Tokenizer("gpt2")
+    tokenizer.name = "unheard_of"
+    assert list(tokenizer.pieces(["a b " * 100_000, "c d"])) == ["a b " * 100_000 + "c d"]
+
+
+def test_a_run_that_still_overflows_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt.tokenizer._LONG_RUN", 10**9)
+    with pytest.raises(ValueError, match="run of whitespace is too long for tokenizer 'gpt2'"):
+        Tokenizer("gpt2").encode("a" + " " * 1_200_000 + "b")

@@ -1,61 +1,85 @@
-"""Documents to token shards: split them by hash, encode them, write shards and manifest."""
+"""Documents to token shards: split them by hash, encode them on several threads, write shards and manifest."""
 
-import hashlib
 import logging
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.shards import MANIFEST_NAME, Manifest, Shard, Split, SplitTokens, dtype_for, write_shard
-from gpt.data.sources import Document, read_documents
-from gpt.files import sha256_of_file
-from gpt.tokenizer import Tokenizer
+from gpt.data.documents import Document, ReadOptions
+from gpt.data.encoding import Piece, encode_pieces, utf8_length
+from gpt.data.shards import MANIFEST_NAME, Manifest, Shard, ShardWriter, Split, SplitTokens, dtype_for
+from gpt.data.sources import HUB, read_documents
+from gpt.data.split import Plan, Survey, key_of, plan, survey, threshold
+from gpt.files import sha256_of_text
+from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 5.0
 _UNFINISHED = ".unfinished"  # marks a folder that an interrupted run has written to
+SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """Which documents are validation, and which one, if any, is cut and gives only its end."""
+class PrepareOptions:
+    """What the user chose about splitting and encoding.
 
-    val_digests: frozenset[bytes]
-    cut_digest: bytes | None
-    cut: int  # in characters
-    corpus_sha256: str
-    utf8_bytes: int
+    Args:
+        val_fraction: share of the UTF-8 bytes for validation, in (0, 1).
+        shard_tokens: most tokens in one shard.
+        special_tokens: whether a literal ``<|endoftext|>`` in the text is ordinary ``"text"``, the ``"token"``, or
+            an ``"error"``.
+        seed: another one chooses other documents for validation.
+        streaming: read the documents once only.
 
-    def parts(self, document: Document) -> Iterator[tuple[str, Document]]:
-        """The document's pieces, each with its split."""
-        if document.digest == self.cut_digest:
-            yield "train", Document(document.name, document.text[: self.cut])
-            yield "val", Document(document.name, document.text[self.cut :])
-        else:
-            yield ("val" if document.digest in self.val_digests else "train"), document
+    Raises:
+        ValueError: there is no such choice.
+    """
+
+    val_fraction: float = 0.1
+    shard_tokens: int = 100_000_000
+    special_tokens: str = "text"
+    seed: int = 0
+    streaming: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.val_fraction < 1.0:
+            raise ValueError(f"--val-fraction is {self.val_fraction}; it must lie between 0 and 1")
+        if self.shard_tokens < 1:
+            raise ValueError(f"--shard-tokens is {self.shard_tokens}; it must be at least 1")
+        if self.special_tokens not in ("text", "token", "error"):
+            raise ValueError(f"--special-tokens is {self.special_tokens!r}; it is text, token or error")
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"--seed is {self.seed}; it must be 0 or more, and below 2**63")
 
 
 def prepare(
-    sources: list[str], output: Path, tokenizer_name: str, val_fraction: float = 0.1, shard_tokens: int = 100_000_000
+    sources: list[str],
+    output: Path,
+    tokenizer_name: str,
+    options: PrepareOptions | None = None,
+    reading: ReadOptions | None = None,
+    workers: int = 1,
 ) -> tuple[Manifest, bool]:
     """Turn sources into shards and a manifest; if just that is there already, leave it alone.
 
-    Documents go to validation in the order of their SHA-256 until ``val_fraction`` of the bytes are there, leaving
-    out those that would bring more than twice that; so the split depends on no order and no machine. Where that
-    yields less than half, because there is one document or one outweighs the rest, the largest gives its end.
+    The documents are read twice: first to know their hashes and sizes, by which ``split.plan`` chooses the
+    validation split, then to encode them. With ``streaming`` they are read once: a document's hash alone decides,
+    so the fraction holds on average, no document is cut, and a finished folder is trusted rather than compared.
 
     Args:
-        sources: as ``read_documents`` takes them; they are read twice.
+        sources: as ``read_documents`` takes them.
         output: folder to write into; made if missing.
         tokenizer_name: as ``Tokenizer`` takes it.
-        val_fraction: share of the UTF-8 bytes for validation, in (0, 1).
-        shard_tokens: most tokens in one shard.
+        options: how to split and encode.
+        reading: how to read.
+        workers: threads that encode; what is written does not depend on it.
 
     Returns:
         The manifest, and whether anything had to be written.
@@ -63,17 +87,27 @@ def prepare(
     Raises:
         ValueError: bad sources or options, a split would be empty, or the folder holds something else.
     """
-    if not 0.0 < val_fraction < 1.0:
-        raise ValueError(f"--val-fraction is {val_fraction}; it must lie between 0 and 1")
-    if shard_tokens < 1:
-        raise ValueError(f"--shard-tokens is {shard_tokens}; it must be at least 1")
+    options, reading = options or PrepareOptions(), reading or ReadOptions()
+    if workers < 1:
+        raise ValueError(f"--workers is {workers}; it must be at least 1")
     tokenizer = Tokenizer(tokenizer_name)
-    plan = _plan(read_documents(sources), val_fraction)
-    options = {"val_fraction": val_fraction, "shard_tokens": shard_tokens}
     existing = _existing(output)
+    found: Survey | None = None
+    if options.streaming:
+        corpus, chosen = sha256_of_text("\n".join(sources)), threshold(options.val_fraction)
+    else:
+        if any(source.startswith(HUB) and not Path(source.removeprefix(HUB)).is_dir() for source in sources):
+            log.info("the Hub's dataset is read twice, first for its hashes; --streaming reads it once")
+        found = survey(_reported(read_documents(sources, reading)), options.seed)
+        corpus = found.corpus_sha256
+        chosen = plan(found, options.val_fraction, read_documents(sources, reading))
+    described = {**asdict(options), **asdict(reading)}
     if existing is not None:
-        same = (existing.corpus_sha256, existing.tokenizer_sha256, existing.options)
-        if same != (plan.corpus_sha256, tokenizer.sha256, options):
+        if (existing.corpus_sha256, existing.tokenizer_sha256, existing.options) != (
+            corpus,
+            tokenizer.sha256,
+            described,
+        ):
             raise ValueError(
                 f"{output} holds data prepared from other sources or options; delete it or choose another --output"
             )
@@ -81,59 +115,27 @@ def prepare(
             return existing, False
     output.mkdir(parents=True, exist_ok=True)
     (output / _UNFINISHED).touch()
+    documents = read_documents(sources, reading)
+    try:
+        splits = _write_splits(documents, output, tokenizer, options, chosen, found, workers)
+    except ValueError:  # the same again would come to the same end
+        if existing is None:
+            _remove_unfinished(output)
+        raise
     manifest = Manifest(
         tokenizer=tokenizer.name,
         tokenizer_sha256=tokenizer.sha256,
         vocab_size=tokenizer.vocab_size,
         eot_id=tokenizer.eot_id,
         dtype=dtype_for(tokenizer.vocab_size).name,
-        splits=_write_splits(sources, output, tokenizer, plan, shard_tokens),
-        corpus_sha256=plan.corpus_sha256,
+        splits=splits,
+        corpus_sha256=corpus,
         sources=tuple(sources),
-        options=options,
+        options=described,
     )
     manifest.save(output)
     (output / _UNFINISHED).unlink()
     return manifest, True
-
-
-def _plan(documents: Iterable[Document], val_fraction: float) -> _Plan:
-    sizes: dict[bytes, int] = {}  # equal documents count together: they share a split
-    largest: Document | None = None
-    corpus = hashlib.sha256()
-    for document in documents:
-        sizes[document.digest] = sizes.get(document.digest, 0) + len(document.utf8)
-        corpus.update(document.digest)
-        if largest is None or len(document.utf8) > len(largest.utf8):
-            largest = document
-    assert largest is not None  # read_documents raises rather than yield nothing
-    total = sum(sizes.values())
-    wanted = val_fraction * total
-    chosen: set[bytes] = set()
-    chosen_bytes = 0
-    for digest in sorted(sizes)[:-1]:  # never the last: training needs a document too
-        if chosen_bytes >= wanted:
-            break
-        if chosen_bytes + sizes[digest] <= 2 * wanted:
-            chosen.add(digest)
-            chosen_bytes += sizes[digest]
-    if chosen_bytes >= wanted / 2:
-        return _Plan(frozenset(chosen), None, 0, corpus.hexdigest(), total)
-    chosen.discard(largest.digest)
-    missing = min(wanted - chosen_bytes, len(largest.utf8) / 2 if len(sizes) > 1 else wanted)
-    return _Plan(frozenset(chosen), largest.digest, _cut(largest, missing), corpus.hexdigest(), total)
-
-
-def _cut(document: Document, val_bytes: float) -> int:
-    """Where a document's validation part starts: at the first line start in its last ``val_bytes``, if one is near."""
-    head = document.utf8[: len(document.utf8) - round(val_bytes)]
-    cut = len(head.decode("utf-8", errors="ignore"))
-    next_line = document.text.find("\n", max(0, cut - 1)) + 1
-    if 0 < next_line < len(document.text) and next_line - cut < (len(document.text) - cut) / 2:
-        cut = next_line
-    if not 0 < cut < len(document.text):
-        raise ValueError(f"{document.name} is too short to split: {len(document.text)} characters; give more text")
-    return cut
 
 
 def _existing(output: Path) -> Manifest | None:
@@ -163,63 +165,142 @@ def _complete(output: Path, manifest: Manifest) -> bool:
     return True
 
 
+def _remove_unfinished(output: Path) -> None:
+    """Take back what was written to a folder that was empty before."""
+    for path in [*output.glob("*_[0-9]*.bin"), output / _UNFINISHED]:
+        path.unlink()
+    with suppress(OSError):  # something else has come into it
+        output.rmdir()
+
+
 def _write_splits(
-    sources: list[str], output: Path, tokenizer: Tokenizer, plan: _Plan, shard_tokens: int
+    documents: Iterable[Document],
+    output: Path,
+    tokenizer: Tokenizer,
+    options: PrepareOptions,
+    chosen: Plan,
+    found: Survey | None,
+    workers: int,
 ) -> dict[str, Split]:
-    writers = {
-        name: _SplitWriter(output, name, dtype_for(tokenizer.vocab_size), shard_tokens) for name in ("train", "val")
-    }
-    done, started = 0, time.monotonic()
-    due = started + _PROGRESS_SECONDS
-    for document in read_documents(sources):
-        for split, part in plan.parts(document):
-            tokens = np.append(np.uint32(tokenizer.eot_id), tokenizer.encode_array(part.text))
-            writers[split].add(tokens, utf8_bytes=len(part.utf8))
-        done += len(document.utf8)
-        if (now := time.monotonic()) > due:
-            rate = done / (now - started)
-            log.info(
-                "%d of %d MB, %.1f MB/s, %.0f s left",
-                done / 1e6,
-                plan.utf8_bytes / 1e6,
-                rate / 1e6,
-                (plan.utf8_bytes - done) / rate,
-            )
-            due = now + _PROGRESS_SECONDS
-    return {name: writer.finish() for name, writer in writers.items()}
+    dtype = dtype_for(tokenizer.vocab_size)
+    progress = _Progress(found.utf8_bytes if found else None)
+    with ExitStack() as stack:
+        writers = {name: _SplitWriter(output, name, dtype, options.shard_tokens, tokenizer.eot_id) for name in SPLITS}
+        for writer in writers.values():
+            stack.callback(writer.discard)
+        pieces = _pieces(documents, tokenizer, options, chosen, found)
+        for encoded in encode_pieces(pieces, tokenizer, options.special_tokens == "token", workers):
+            for name, tokens in encoded.tokens.items():
+                writers[name].add(tokens, encoded.utf8_bytes[name])
+            progress.add(sum(encoded.utf8_bytes.values()))
+        for name, writer in writers.items():
+            if writer.tokens < 2:
+                raise ValueError(
+                    f"split {name} needs at least 2 tokens and got {writer.tokens} of "
+                    f"{sum(writer.tokens for writer in writers.values())}; give more documents, leave out --streaming, "
+                    "or choose another --val-fraction or --seed"
+                )
+        return {name: writer.finish() for name, writer in writers.items()}
+
+
+def _pieces(
+    documents: Iterable[Document], tokenizer: Tokenizer, options: PrepareOptions, chosen: Plan, found: Survey | None
+) -> Iterator[Piece]:
+    number = -1
+    for number, document in enumerate(documents):
+        if found is None:
+            digest, size = document.measure()
+            key = key_of(digest, options.seed)
+        elif number == len(found.keys):
+            break
+        else:
+            key, size = found.keys[number], found.sizes[number]
+        seen = 0
+        for split, chunks in chosen.parts(key, size, document):
+            begins = True
+            for text in tokenizer.pieces(chunks):
+                if options.special_tokens == "error" and END_OF_TEXT in text:
+                    raise ValueError(
+                        f"{document.name} holds a literal {END_OF_TEXT}; --special-tokens text takes it for ordinary "
+                        "characters, --special-tokens token for the end of a document"
+                    )
+                yield Piece(split, begins, text)
+                begins = False
+                seen += utf8_length(text)
+        if seen != size:
+            raise ValueError(f"{document.name} changed while it was read; run this again")
+    if found is not None and number + 1 != len(found.keys):
+        raise ValueError("the sources changed while they were read; run this again")
 
 
 class _SplitWriter:
-    """Collects a split's tokens and writes a shard whenever one is full."""
+    """Writes a split's tokens, and begins another shard whenever one is full."""
 
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int) -> None:
+    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, eot_id: int) -> None:
         self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
-        self._pending: list[NDArray[Any]] = []
-        self._pending_tokens = self._documents = self._utf8_bytes = 0
+        self._eot_id = eot_id
+        self._documents = self._utf8_bytes = self.tokens = 0
         self._shards: list[Shard] = []
+        self._writer: ShardWriter | None = None
 
-    def add(self, tokens: NDArray[Any], utf8_bytes: int) -> None:
-        """Add one document: (n,) ids, the end of text first."""
-        self._documents += 1
+    def add(self, tokens: NDArray[np.uint32], utf8_bytes: int) -> None:
+        """Add (n,) ids."""
+        self._documents += int((tokens == self._eot_id).sum())
         self._utf8_bytes += utf8_bytes
-        tokens = tokens.astype(self._dtype)
+        self.tokens += len(tokens)
         while len(tokens):
-            room = self._shard_tokens - self._pending_tokens
-            self._pending.append(tokens[:room])
-            self._pending_tokens += len(tokens[:room])
+            if self._writer is None:
+                path = self._folder / f"{self._split}_{len(self._shards):06d}.bin"
+                self._writer = ShardWriter(path, self._dtype)
+            room = self._shard_tokens - self._writer.tokens
+            self._writer.write(tokens[:room])
             tokens = tokens[room:]
-            if self._pending_tokens == self._shard_tokens:
-                self._flush()
+            if self._writer.tokens == self._shard_tokens:
+                self._finish_shard()
 
     def finish(self) -> Split:
-        """Write what is left and sum up."""
-        if self._pending_tokens:
-            self._flush()
-        total = sum(shard.tokens for shard in self._shards)
-        return Split(total, self._documents, self._utf8_bytes, tuple(self._shards))
+        """Complete the last shard and sum up."""
+        if self._writer is not None:
+            self._finish_shard()
+        return Split(self.tokens, self._documents, self._utf8_bytes, tuple(self._shards))
 
-    def _flush(self) -> None:
-        path = self._folder / f"{self._split}_{len(self._shards):06d}.bin"
-        write_shard(path, np.concatenate(self._pending))
-        self._shards.append(Shard(path.name, self._pending_tokens, sha256_of_file(path)))
-        self._pending, self._pending_tokens = [], 0
+    def discard(self) -> None:
+        """Leave no shard half-written; complete ones stay."""
+        if self._writer is not None:
+            self._writer.discard()
+
+    def _finish_shard(self) -> None:
+        assert self._writer is not None
+        self._shards.append(self._writer.finish())
+        self._writer = None
+
+
+class _Progress:
+    """Says now and then how far the work is, and how fast."""
+
+    def __init__(self, total: int | None, verb: str = "encoded") -> None:
+        self._total, self._verb, self._done = total, verb, 0
+        self._started = time.monotonic()
+        self._due = self._started + _PROGRESS_SECONDS
+
+    def add(self, utf8_bytes: int) -> None:
+        """Count what was just done."""
+        self._done += utf8_bytes
+        now = time.monotonic()
+        if now < self._due:
+            return
+        rate = self._done / (now - self._started)
+        of = f" of {self._total / 1e6:.0f}" if self._total else ""
+        left = f", {(self._total - self._done) / rate:.0f} s left" if self._total else ""
+        log.info("%s %.0f%s MB, %.1f MB/s%s", self._verb, self._done / 1e6, of, rate / 1e6, left)
+        self._due = now + _PROGRESS_SECONDS
+
+
+def _reported(documents: Iterable[Document]) -> Iterator[Document]:
+    """The same documents, with a word now and then: of a large corpus, the first reading takes its time too."""
+    due = time.monotonic() + _PROGRESS_SECONDS
+    for number, document in enumerate(documents):
+        if (now := time.monotonic()) > due:
+            log.info("read %d documents", number)
+            due = now + _PROGRESS_SECONDS
+        yield document

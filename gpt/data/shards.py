@@ -1,12 +1,14 @@
 """Token shards on disk, and the manifest that says what they are.
 
 A shard is llm.c's: a header of 256 int32 (magic, version, token count, zeros), then the token ids, uint16 where
-the vocabulary allows it and uint32 otherwise. Files of llm.c and modded-nanogpt are therefore shards as they are.
+the vocabulary allows it and uint32 otherwise. Files of llm.c and modded-nanogpt are therefore shards as they are;
+nanoGPT's and build-nanogpt's, which have no such header, are read where the manifest says that they are that.
 """
 
-import hashlib
 import json
+import struct
 from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.files import atomic_write, sha256_of_file
+from gpt.files import atomic_write, sha256_of_file, sha256_of_text
 from gpt.tokenizer import Tokenizer
 
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 _HEADER_INTS = 256
 _HEADER_BYTES = 4 * _HEADER_INTS
@@ -31,22 +33,75 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
     return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
 
 
-def write_shard(path: Path, tokens: NDArray[Any]) -> None:
-    """Write a shard, atomically.
+class ShardWriter:
+    """Writes a shard as its tokens come: under a temporary name until ``finish``, so a shard is whole or not there.
 
     Args:
         path: where to.
-        tokens: (n,) uint16 or uint32.
+        dtype: uint16 or uint32.
     """
-    header = np.zeros(_HEADER_INTS, dtype="<i4")
-    header[:3] = *_FORMATS[tokens.dtype], len(tokens)
-    with atomic_write(path) as file:
-        file.write(header.tobytes())
-        file.write(tokens.tobytes())
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self.path, self.dtype, self.tokens = path, dtype, 0
+        self._stack = ExitStack()
+        self._file = self._stack.enter_context(atomic_write(path))
+        self._file.write(bytes(_HEADER_BYTES))
+
+    def write(self, tokens: NDArray[Any]) -> None:
+        """Append (n,) ids."""
+        self._file.write(tokens.astype(self.dtype, copy=False).data)
+        self.tokens += len(tokens)
+
+    def finish(self) -> "Shard":
+        """Complete the file and describe it."""
+        header = np.zeros(_HEADER_INTS, dtype="<i4")
+        header[:3] = *_FORMATS[self.dtype], self.tokens
+        self._file.seek(0)
+        self._file.write(header.tobytes())
+        self._stack.close()
+        return Shard(self.path.name, self.tokens, sha256_of_file(self.path))
+
+    def discard(self) -> None:
+        """Leave nothing of an unfinished shard."""
+        with suppress(_Discarded), self._stack:
+            raise _Discarded
 
 
-def open_shard(path: Path) -> NDArray[Any]:
+class _Discarded(Exception):  # noqa: N818 (a signal, not an error)
+    pass
+
+
+def write_shard(path: Path, tokens: NDArray[Any]) -> "Shard":
+    """Write (n,) uint16 or uint32 token ids as a shard, atomically."""
+    writer = ShardWriter(path, tokens.dtype)
+    writer.write(tokens)
+    return writer.finish()
+
+
+LLM_C, NANOGPT, NPY = "llm.c", "nanogpt", "npy"
+
+
+def layout_of(path: Path) -> str:
+    """What a token file is, by its name and its first bytes: with llm.c's header, without one, or NumPy's.
+
+    Raises:
+        ValueError: the file is empty.
+    """
+    with path.open("rb") as file:
+        start = file.read(8)
+    if not start:
+        raise ValueError(f"shard {path} is damaged: it is empty; prepare the data again")
+    if path.suffix == ".npy":
+        return NPY
+    return LLM_C if start in [struct.pack("<2i", *numbers) for numbers in _FORMATS.values()] else NANOGPT
+
+
+def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
     """Memory-map the tokens of a shard, after checking its header and size.
+
+    Args:
+        path: the file.
+        layout: ``LLM_C``; ``NANOGPT``, uint16 and nothing else; or ``NPY``, NumPy's own format.
 
     Returns:
         (n,) uint16 or uint32, read-only.
@@ -56,18 +111,44 @@ def open_shard(path: Path) -> NDArray[Any]:
     """
     if not path.is_file():
         raise ValueError(f"shard {path} is missing; prepare the data again")
+    if path.stat().st_size == 0:
+        raise ValueError(f"shard {path} is damaged: it is empty; prepare the data again")
+    return {LLM_C: _open_llm_c, NANOGPT: _open_nanogpt, NPY: _open_npy}[layout](path)
+
+
+def _open_llm_c(path: Path) -> NDArray[Any]:
     with path.open("rb") as file:
-        header = np.frombuffer(file.read(_HEADER_BYTES), dtype="<i4")
-    dtypes = [dtype for dtype, start in _FORMATS.items() if tuple(header[:2]) == start]
-    if len(header) < _HEADER_INTS or not dtypes:
+        header = np.frombuffer(file.read(_HEADER_BYTES), dtype=np.uint8)
+    if len(header) < _HEADER_BYTES:
+        raise ValueError(f"{path} is not a token shard (it is shorter than llm.c's header); prepare the data again")
+    magic, version, count = header.view("<i4")[:3].tolist()
+    dtypes = [dtype for dtype, start in _FORMATS.items() if start == (magic, version)]
+    if not dtypes:
         raise ValueError(f"{path} is not a token shard (its header is not llm.c's); prepare the data again")
-    count, dtype = int(header[2]), dtypes[0]
-    size, expected = path.stat().st_size, _HEADER_BYTES + count * dtype.itemsize
+    size, expected = path.stat().st_size, _HEADER_BYTES + count * dtypes[0].itemsize
     if count < 1 or size != expected:
         raise ValueError(
             f"shard {path} is damaged: {size} bytes where its header promises {expected}; prepare it again"
         )
-    return np.memmap(path, dtype=dtype, mode="r", offset=_HEADER_BYTES, shape=(count,))
+    return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(count,))
+
+
+def _open_nanogpt(path: Path) -> NDArray[Any]:
+    if path.stat().st_size % 2:
+        raise ValueError(f"shard {path} is damaged: an odd number of bytes is no row of uint16; prepare it again")
+    return np.memmap(path, dtype="<u2", mode="r")
+
+
+def _open_npy(path: Path) -> NDArray[Any]:
+    try:
+        tokens = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is not an array that NumPy reads: {error}; prepare it again") from None
+    if tokens.ndim != 1 or tokens.dtype not in _FORMATS or len(tokens) == 0:
+        raise ValueError(
+            f"{path} is a {tokens.dtype} array of shape {tokens.shape}; tokens are a row of uint16 or uint32"
+        )
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -103,6 +184,7 @@ class Manifest:
         corpus_sha256: hash over the documents, in their order, so that changed sources are noticed.
         sources: what the user named.
         options: what the user chose.
+        layout: of the shards: llm.c's, nanoGPT's or NumPy's.
         format_version: of this file.
     """
 
@@ -115,6 +197,7 @@ class Manifest:
     corpus_sha256: str
     sources: tuple[str, ...]
     options: Mapping[str, Any]
+    layout: str = LLM_C
     format_version: int = FORMAT_VERSION
 
     def save(self, folder: Path) -> None:
@@ -138,6 +221,8 @@ class Manifest:
                 raise ValueError(f"format_version {content['format_version']}, expected {FORMAT_VERSION}")
             if content["dtype"] not in ("uint16", "uint32"):
                 raise ValueError(f"dtype {content['dtype']!r}")
+            if content.get("layout", LLM_C) not in (LLM_C, NANOGPT, NPY):
+                raise ValueError(f"layout {content['layout']!r}")
             splits = {name: _split(value) for name, value in content.pop("splits").items()}
             return Manifest(splits=splits, sources=tuple(content.pop("sources")), **content)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -146,7 +231,7 @@ class Manifest:
     @property
     def sha256(self) -> str:
         """Hash of the manifest, which hashes every shard: two equal ones mean equal data."""
-        return sha256_of_json(asdict(self))
+        return sha256_of_text(json.dumps(asdict(self), sort_keys=True))
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """See to it that the shards were made with just this tokenizer.
@@ -179,6 +264,7 @@ class SplitTokens:
         self.name = split
         self.info = manifest.splits[split]
         self.vocab_size = manifest.vocab_size
+        self._layout = manifest.layout
         self._paths = [folder / shard.name for shard in self.info.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
         self._arrays: list[NDArray[Any]] | None = None
@@ -217,7 +303,7 @@ class SplitTokens:
 
     def _open(self) -> list[NDArray[Any]]:
         if self._arrays is None:
-            self._arrays = [open_shard(path) for path in self._paths]
+            self._arrays = [open_shard(path, self._layout) for path in self._paths]
         return self._arrays
 
     def __getstate__(self) -> dict[str, Any]:
@@ -245,11 +331,6 @@ def verify(folder: Path) -> Manifest:
     return manifest
 
 
-def sha256_of_json(content: Any) -> str:
-    """Hash of plain values, independent of the order of keys."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
 def _split(content: Mapping[str, Any]) -> Split:
     shards = tuple(Shard(**shard) for shard in content["shards"])
     for shard in shards:
@@ -259,9 +340,8 @@ def _split(content: Mapping[str, Any]) -> Split:
         if not isinstance(shard.tokens, int) or shard.tokens < 1:
             raise ValueError(f"shard {shard.name!r} has a token count of {shard.tokens!r}")
     split = Split(**{**content, "shards": shards})
-    for total in (split.documents, split.utf8_bytes):
-        if not isinstance(total, int) or total < 1:
-            raise ValueError(f"a split with {total!r} documents or bytes")
+    if not isinstance(split.utf8_bytes, int) or split.utf8_bytes < 1:
+        raise ValueError(f"a split with {split.utf8_bytes!r} bytes")
     if not shards or split.tokens != sum(shard.tokens for shard in shards):
         raise ValueError("the token count of a split is not the sum of its shards'")
     return split

@@ -1,86 +1,81 @@
-"""Documents from where the user says they are: text files, folders of them, or the embedded corpus."""
+"""Documents from where the user says they are: files, folders, globs, datasets, or the embedded corpus."""
 
-import hashlib
+import glob
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
+from gpt.data.documents import Document, ReadOptions, base_suffix, decode_file
+from gpt.data.rows import SAVED_DATASET, csv_documents, dataset_documents, json_documents, parquet_documents
+
 PYDOCS = "pydocs"
-TEXT_SUFFIXES = (".txt", ".md")
+HUB = "hf:"
+_TEXT = (".txt", ".md")
+_ROWS = {
+    ".jsonl": json_documents,
+    ".json": json_documents,
+    ".csv": csv_documents,
+    ".parquet": parquet_documents,
+}
 
 
-@dataclass(frozen=True)
-class Document:
-    """One text: a file, or a topic of the embedded corpus.
-
-    Args:
-        name: where it comes from, for messages.
-        text: its characters, line ends as they were.
-    """
-
-    name: str
-    text: str
-
-    @cached_property
-    def utf8(self) -> bytes:
-        """The text as UTF-8: its length is what bits per byte are counted against."""
-        return self.text.encode("utf-8")
-
-    @cached_property
-    def digest(self) -> bytes:
-        """32 bytes that depend on the text alone, so that equal documents fall into the same split."""
-        return hashlib.sha256(self.utf8).digest()
-
-
-def read_documents(sources: list[str]) -> Iterator[Document]:
-    """Read every document of the sources, in the order given; folders in the order of their paths.
+def read_documents(sources: list[str], options: ReadOptions) -> Iterator[Document]:
+    """Read every document of the sources, in the order given; files of a folder in the order of their paths.
 
     Args:
-        sources: paths of text files or of folders (searched for ``.txt`` and ``.md``, at any depth), or
-            ``"pydocs"``: the Python language reference that ships inside every interpreter.
+        sources: each a file (a row of ``.jsonl .json .csv .parquet`` is a document, any other file is one document;
+            each also as ``.gz`` or ``.zst``), a folder (searched at any depth for those, ``.txt`` and ``.md``), a
+            glob, a folder that ``datasets`` saved, ``"hf:NAME[:CONFIG]"``, or ``"pydocs"``: the Python language
+            reference that ships inside every interpreter.
+        options: how to read them.
 
     Yields:
-        Documents that are not empty.
+        Documents, some of them perhaps empty.
 
     Raises:
-        ValueError: a source does not exist, holds no text, or is not UTF-8 (naming file and byte).
+        ValueError: a source does not exist or cannot be read; the message names file and line, row or byte.
     """
     for source in sources:
-        found = False
-        for document in _pydocs() if source == PYDOCS else map(_read_text, _text_files(source)):
-            if document.text:
-                found = True
-                yield document
-        if not found:
-            raise ValueError(f"{source} holds no text; give a file with text in it")
+        if source == PYDOCS:
+            yield from _pydocs(options)
+        elif source.startswith(HUB):
+            yield from dataset_documents(source.removeprefix(HUB), options)
+        elif any((Path(source) / marker).exists() for marker in SAVED_DATASET):
+            yield from dataset_documents(source, options)
+        else:
+            for path in _files(source):
+                if rows := _ROWS.get(base_suffix(path)):
+                    yield from rows(path, options)
+                else:
+                    yield Document(str(path), partial(decode_file, path, options))
 
 
-def _pydocs() -> Iterator[Document]:
+def _pydocs(options: ReadOptions) -> Iterator[Document]:
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     for name in sorted(topics):
-        yield Document(f"{PYDOCS}:{name}", topics[name])
+        yield Document(f"{PYDOCS}:{name}", partial(iter, (topics[name],)))
 
 
-def _text_files(source: str) -> list[Path]:
+def _files(source: str) -> list[Path]:
     path = Path(source)
     if path.is_file():
         return [path]
-    if not path.is_dir():
-        raise ValueError(f"there is no file or folder {source}; give a path, or {PYDOCS} for the embedded corpus")
-    files = sorted(file for file in path.rglob("*") if file.suffix.lower() in TEXT_SUFFIXES and file.is_file())
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if _is_corpus_file(file))
+        if not files:
+            raise ValueError(
+                f"folder {source} has no file ending in {' '.join([*_TEXT, *_ROWS])} (or that and .gz, .zst)"
+            )
+        return files
+    # glob and not Path.glob, which takes no absolute pattern.
+    files = sorted(file for file in map(Path, glob.glob(source, recursive=True)) if file.is_file())  # noqa: PTH207
     if not files:
-        raise ValueError(f"folder {source} has no file ending in {' or '.join(TEXT_SUFFIXES)}")
+        raise ValueError(
+            f"there is no file or folder {source}; give a path, a glob, {HUB}NAME, or {PYDOCS} for the embedded corpus"
+        )
     return files
 
 
-def _read_text(path: Path) -> Document:
-    content = path.read_bytes()
-    try:
-        # utf-8-sig drops a byte-order mark; unlike open() in text mode, it leaves line ends alone.
-        return Document(str(path), content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8: byte {content[error.start]:#04x} at offset {error.start}; convert it to UTF-8"
-        ) from None
+def _is_corpus_file(path: Path) -> bool:
+    return base_suffix(path) in (*_TEXT, *_ROWS) and path.is_file()

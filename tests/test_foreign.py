@@ -1,0 +1,124 @@
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpt.data.foreign import adopt
+from gpt.data.shards import Manifest, verify, write_shard
+from gpt.tokenizer import Tokenizer
+from tests.prepared import ids_of, texts_of
+
+TEXTS = {"train": ["one document", "another, longer document é"], "val": ["a third"]}
+
+
+def _ids(split: str) -> np.ndarray:
+    tokenizer = Tokenizer("gpt2")
+    return np.array([token for text in TEXTS[split] for token in [50256, *tokenizer.encode(text)]], dtype="<u2")
+
+
+def _llm_c(folder: Path) -> None:
+    for split in TEXTS:
+        write_shard(folder / f"fineweb_{split}_000000.bin", _ids(split))
+
+
+def _nanogpt(folder: Path) -> None:
+    for split in TEXTS:
+        _ids(split).tofile(folder / f"{split}.bin")
+
+
+def _build_nanogpt(folder: Path) -> None:
+    for split in TEXTS:
+        np.save(folder / f"edufineweb_{split}_000000.npy", _ids(split))
+
+
+@pytest.mark.parametrize("write", [_llm_c, _nanogpt, _build_nanogpt])
+def test_token_files_of_others_get_a_manifest_and_stay_as_they_are(
+    write: Callable[[Path], None], tmp_path: Path
+) -> None:
+    write(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    manifest, new = adopt(tmp_path, "gpt2")
+    assert new
+    for split, texts in TEXTS.items():
+        assert ids_of(tmp_path, split).tolist() == _ids(split).tolist()
+        assert texts_of(tmp_path, split) == texts
+        assert manifest.splits[split].documents == len(texts)
+        assert manifest.splits[split].utf8_bytes == sum(len(text.encode()) for text in texts)
+    assert adopt(tmp_path, "gpt2") == (manifest, False)
+    assert verify(tmp_path) == manifest
+    (tmp_path / "manifest.json").unlink()
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_a_large_vocabulary_is_llm_cs_uint32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import tiktoken
+
+    ranks = {bytes([value]): value for value in range(256)}
+    large = tiktoken.Encoding("big", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 99_999})
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: ["big"])
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: large)
+    for split in TEXTS:
+        write_shard(tmp_path / f"{split}.bin", np.array([99_999, 97, 98], dtype="<u4"))
+    manifest, _ = adopt(tmp_path, "big")
+    assert (manifest.dtype, manifest.splits["val"].utf8_bytes) == ("uint32", 2)
+    assert ids_of(tmp_path, "val").tolist() == [99_999, 97, 98]
+
+
+def _truncate(name: str, size: int) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
+DAMAGE: list[tuple[Callable[[Path], None], Callable[[Path], object], str]] = [
+    (_llm_c, _truncate("fineweb_val_000000.bin", 1025), r"val_000000\.bin is damaged: 1025 bytes where"),
+    (_llm_c, _truncate("fineweb_val_000000.bin", 0), r"val_000000\.bin is damaged: it is empty"),
+    (_llm_c, lambda folder: (folder / "fineweb_val_000000.bin").unlink(), "no file of split val"),
+    (_llm_c, lambda folder: (folder / "more.bin").touch(), r"more\.bin does not say whether it is train or val"),
+    (_llm_c, lambda folder: np.save(folder / "train.npy", _ids("train")), r"several kinds \(llm\.c, npy\)"),
+    (_nanogpt, _truncate("val.bin", 3), r"val\.bin is damaged: an odd number"),
+    (
+        _nanogpt,
+        lambda folder: (folder / "meta.pkl").write_bytes(pickle.dumps({})),
+        r"character vocabulary \(meta\.pkl\)",
+    ),
+    (_nanogpt, lambda folder: np.array([60000], "<u2").tofile(folder / "val.bin"), r"val\.bin holds id 60000, which"),
+    (_build_nanogpt, _truncate("edufineweb_val_000000.npy", 100), r"is not an array that NumPy reads"),
+    (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3)), "float64 array"),
+    (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.array([{}])), "not an array that NumPy"),
+    (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3, "<u4")), "holds uint32"),
+    (_nanogpt, lambda folder: adopt(folder, "gpt2") and _nanogpt_changed(folder), "describes other data"),
+]
+
+
+def _nanogpt_changed(folder: Path) -> None:
+    np.array([50256, 1, 2], "<u2").tofile(folder / "val.bin")
+
+
+@pytest.mark.parametrize("write,damage,words", DAMAGE, ids=range(len(DAMAGE)))
+def test_damaged_or_foreign_files_are_refused(
+    write: Callable[[Path], None], damage: Callable[[Path], object], words: str, tmp_path: Path
+) -> None:
+    write(tmp_path)
+    damage(tmp_path)
+    manifest = (tmp_path / "manifest.json").read_bytes() if (tmp_path / "manifest.json").exists() else None
+    with pytest.raises(ValueError, match=words):
+        adopt(tmp_path, "gpt2")
+    assert manifest == ((tmp_path / "manifest.json").read_bytes() if manifest else None)
+    assert (tmp_path / "manifest.json").exists() == (manifest is not None)
+
+
+def test_damage_after_the_manifest_is_noticed_when_opened_or_verified(tmp_path: Path) -> None:
+    for write, name in ((_nanogpt, "val.bin"), (_build_nanogpt, "edufineweb_val_000000.npy")):
+        folder = tmp_path / name
+        folder.mkdir()
+        write(folder)
+        adopt(folder, "gpt2")
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[:-2])
+        with pytest.raises(ValueError, match=name):
+            ids_of(folder, "val")
+        (folder / name).write_bytes(content[:-1] + b"\x01")
+        with pytest.raises(ValueError, match="has changed"):
+            verify(folder)
+        assert Manifest.load(folder).layout in ("nanogpt", "npy")

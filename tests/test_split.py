@@ -1,0 +1,126 @@
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpt.data.documents import Document
+from gpt.data.prepare import PrepareOptions, prepare
+from gpt.data.split import Plan, key_of, plan, survey, threshold
+from tests.prepared import texts_of
+
+
+def _documents(texts: list[str]) -> list[Document]:
+    return [Document(f"document {number}", lambda text=text: iter((text,))) for number, text in enumerate(texts)]
+
+
+def _key(text: str, seed: int = 0) -> int:
+    """The order, from its description: eight bytes of the hash of the seed and the text's hash."""
+    inner = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(hashlib.sha256(seed.to_bytes(8, "big") + inner).digest()[:8], "big")
+
+
+def _split(texts: list[str], val_fraction: float, seed: int = 0) -> dict[str, list[str]]:
+    """Each split's texts, by the plan for these documents."""
+    documents = _documents(texts)
+    found = survey(documents, seed)
+    chosen = plan(found, val_fraction, documents)
+    splits: dict[str, list[str]] = {"train": [], "val": []}
+    for document, key, size in zip(documents, found.keys, found.sizes, strict=True):
+        for name, chunks in chosen.parts(key, size, document):
+            splits[name].append("".join(chunks))
+    return splits
+
+
+def test_validation_takes_documents_in_hash_order_until_the_fraction_is_reached() -> None:
+    # Twenty documents of 100 bytes: 30% are the six with the lowest keys.
+    texts = [f"{number:03}" + "x" * 97 for number in range(20)]
+    assert sorted(_split(texts, 0.3)["val"]) == sorted(sorted(texts, key=_key)[:6])
+    assert sorted(_split(texts, 0.3, seed=7)["val"]) == sorted(sorted(texts, key=lambda text: _key(text, 7))[:6])
+    assert key_of(hashlib.sha256(b"abc").digest(), 7) == _key("abc", 7)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_document_that_outweighs_the_rest_is_cut(seed: int) -> None:
+    novel = "".join(f"line {number} of a long novel\n" for number in range(2000))
+    texts = [novel, *(f"note {seed} {number} " * 5 for number in range(3))]
+    splits = _split(texts, 0.1)
+    val_bytes, total = sum(map(len, splits["val"])), sum(map(len, texts))
+    assert val_bytes == pytest.approx(0.1 * total, rel=0.05)
+    assert max(splits["train"], key=len) + max(splits["val"], key=len) == novel
+
+
+@given(
+    texts=st.lists(st.text("ab\n é漢", max_size=30), min_size=1, max_size=12),
+    val_fraction=st.floats(0.01, 0.99),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_whatever_the_documents_nothing_is_lost_and_no_split_is_empty(
+    texts: list[str], val_fraction: float, seed: int
+) -> None:
+    present = [text for text in texts if text]
+    try:
+        splits = _split(texts, val_fraction, seed)
+    except ValueError:
+        # Only where a lone text, or copies of one, cannot give a byte, let alone a character, to each split.
+        size = max((len(text.encode()) for text in present), default=0)
+        assert len(set(present)) <= 1 or size * min(val_fraction, 0.5) < 4
+        return
+    train, val = ["".join(splits[name]) for name in ("train", "val")]
+    assert train
+    assert val
+    assert sorted(train + val) == sorted("".join(texts))
+    # The same documents in another order: the same split.
+    other = _split(texts[::-1], val_fraction, seed)
+    assert {name: sorted(parts) for name, parts in other.items()} == {n: sorted(parts) for n, parts in splits.items()}
+
+
+def test_the_fraction_is_missed_by_less_than_twofold() -> None:
+    generator = np.random.default_rng(0)
+    for seed in range(200):
+        texts = [chr(97 + n % 26) * int(size) + str(n) for n, size in enumerate(generator.lognormal(3, 2, size=30) + 1)]
+        splits = _split(texts, 0.1, seed)
+        share = sum(map(len, splits["val"])) / sum(map(len, texts))
+        assert 0.05 <= share <= 0.2
+
+
+def test_equal_documents_share_a_split() -> None:
+    texts = [f"document {number} " * 3 for number in range(10)] * 3
+    splits = _split(texts, 0.3)
+    assert not set(splits["train"]) & set(splits["val"])
+    assert len(splits["val"]) % 3 == 0
+
+
+def test_a_lone_document_gives_its_end_from_a_line_start() -> None:
+    text = "".join(f"line {number} é\n" for number in range(1000))
+    splits = _split([text], 0.1)
+    (train,), (val,) = splits["train"], splits["val"]
+    assert train + val == text
+    assert val.startswith("line ")
+    assert len(val.encode()) == pytest.approx(0.1 * len(text.encode()), abs=20)
+
+
+def test_a_lone_line_is_cut_between_characters() -> None:
+    text = "\U0001f600" * 100
+    splits = _split([text], 0.33)
+    (train,), (val,) = splits["train"], splits["val"]
+    assert (train + val, len(val)) == (text, 33)
+
+
+def test_a_single_reading_goes_by_the_key_alone() -> None:
+    assert threshold(0.25) == Plan(below=2**62, largest=float("inf"))
+    (document,) = _documents(["text"])
+    splits = [next(threshold(0.25).parts(key, 10**12, document))[0] for key in (0, 2**62 - 1, 2**62, 2**64 - 1)]
+    assert splits == ["val", "val", "train", "train"]
+
+
+def test_streaming_writes_the_documents_below_the_threshold(tmp_path: Path) -> None:
+    texts = [f"document number {number}" for number in range(200)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"{number}.txt").write_text(text)
+    sources = [str(tmp_path / f"{number}.txt") for number in range(200)]
+    prepare(sources, tmp_path / "data", "bytes", PrepareOptions(0.2, streaming=True))
+    assert sorted(texts_of(tmp_path / "data", "val")) == sorted(t for t in texts if _key(t) < 0.2 * 2**64)
+    assert len(texts_of(tmp_path / "data", "train") + texts_of(tmp_path / "data", "val")) == 200
