@@ -99,5 +99,10 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
     return model.to(device).requires_grad_(False).eval(), tokenizer
 
 
+def trained_with_document_mask(path: str | Path) -> bool:
+    """Whether a checkpoint's model was trained to keep the documents of a window apart."""
+    return bool(read_checkpoint(path)["hyper_parameters"].get("document_mask", False))
+
+
 def _model_weights(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(_PREFIX): tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gpt.data.windows import IGNORED, Window
+from gpt.model.document_mask import document_ids
 from gpt.model.inference import inference
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
@@ -42,15 +43,21 @@ class Evaluation:
 
 
 class LossTotals:
-    """Adds up losses and target counts over batches; stays on the device until asked, so nothing waits for it."""
+    """Adds up losses and target counts over batches; stays on the device until asked, so nothing waits for it.
 
-    def __init__(self) -> None:
+    Args:
+        document_eot: id of the end of text, for a model that was trained to keep documents apart; else None.
+    """
+
+    def __init__(self, document_eot: int | None = None) -> None:
+        self._document_eot = document_eot
         self._losses: list[Tensor] = []
         self._counts: list[Tensor] = []
 
     def add(self, model: GPT, batch: Window) -> None:
         """Add the summed loss of a batch: inputs and targets (B, T), int64, on the model's device."""
-        hidden = model.transformer(batch["inputs"])
+        documents = document_ids(batch["inputs"], self._document_eot) if self._document_eot is not None else None
+        hidden = model.transformer(batch["inputs"], documents)
         self._losses.append(next_token_loss(hidden, model.head_weight, batch["targets"]))
         self._counts.append((batch["targets"] != IGNORED).sum())
 
@@ -59,7 +66,7 @@ class LossTotals:
         return torch.stack([torch.stack(values).cpu().double().sum() for values in (self._losses, self._counts)])
 
 
-def evaluate(model: GPT, batches: Iterable[Window], utf8_bytes: int) -> Evaluation:
+def evaluate(model: GPT, batches: Iterable[Window], utf8_bytes: int, document_eot: int | None = None) -> Evaluation:
     """Evaluate a model over batches that make up a split.
 
     The model is in eval mode meanwhile and back in its own mode afterwards; no random number is drawn.
@@ -68,9 +75,10 @@ def evaluate(model: GPT, batches: Iterable[Window], utf8_bytes: int) -> Evaluati
         model: the model.
         batches: inputs and targets (B, T), int64.
         utf8_bytes: size of the split's text.
+        document_eot: as ``LossTotals`` takes it.
     """
     device = next(model.parameters()).device
-    totals = LossTotals()
+    totals = LossTotals(document_eot)
     with inference(model):
         for batch in batches:
             totals.add(model, {"inputs": batch["inputs"].to(device), "targets": batch["targets"].to(device)})

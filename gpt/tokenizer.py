@@ -69,6 +69,8 @@ class Tokenizer:
     @cached_property
     def sha256(self) -> str:
         """Hash of the ranks in tiktoken's file format, so equal vocabularies have equal hashes."""
+        if self.name == "gpt2":
+            return _GPT2_SHA256  # checked when it was loaded
         return hashlib.sha256(_ranks_as_file(self._encoding._mergeable_ranks)).hexdigest()
 
     def encode(self, text: str) -> list[int]:

@@ -11,7 +11,10 @@ Loss, perplexity and bits per byte of a model over a whole split.
 
   python scripts/evaluate.py checkpoints/quickstart --data data/pydocs
 """
-EPILOG = "--json prints one object with the keys loss_nats, perplexity, bits_per_byte and tokens."
+EPILOG = """\
+A model that was trained with data.document_mask is evaluated with it.
+--json prints one object with the keys loss_nats, perplexity, bits_per_byte and tokens.
+"""
 
 
 def parser() -> ArgumentParser:
@@ -41,7 +44,7 @@ def body(argv: list[str]) -> int:
 
     from torch.utils.data import DataLoader
 
-    from gpt.checkpoint import load_model
+    from gpt.checkpoint import load_model, trained_with_document_mask
     from gpt.data.shards import Manifest, SplitTokens
     from gpt.data.windows import TokenWindows
     from gpt.devices import choose_device
@@ -52,7 +55,8 @@ def body(argv: list[str]) -> int:
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
     manifest.check_tokenizer(tokenizer)
     batches = DataLoader(TokenWindows(tokens, model.config.context_length), batch_size=args.batch_size)
-    evaluation = evaluate(model, batches, tokens.info.utf8_bytes)
+    document_eot = manifest.eot_id if trained_with_document_mask(args.checkpoint) else None
+    evaluation = evaluate(model, batches, tokens.info.utf8_bytes, document_eot)
     if args.json:
         print_json(asdict(evaluation))
     else:

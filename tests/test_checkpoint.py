@@ -33,6 +33,7 @@ def test_the_file_is_lightnings_with_plain_values(tiny_run: Path) -> None:
             "qkv_bias": True,
         },
         "tokenizer": "bytes",
+        "document_mask": False,
     }
     provenance = content["provenance"]
     assert provenance["torch"] == str(torch.__version__)

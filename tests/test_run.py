@@ -2,6 +2,8 @@
 
 import json
 import math
+import re
+import shutil
 import subprocess
 import sys
 import types
@@ -407,3 +409,41 @@ def test_capture_steps_are_few_early_and_end_with_the_run() -> None:
     assert len(capture_steps(2000, 10)) == 10
     assert sorted(capture_steps(1, 10)) == [0, 1]
     assert sorted(capture_steps(500, 2)) == [0, 500]
+
+
+@pytest.mark.parametrize("workers", ["0", "2"])
+def test_an_id_outside_the_vocabulary_is_one_line_wherever_it_is_read(
+    workers: str, train_tiny: TrainTiny, tiny_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(tiny_data, tmp_path / "data")
+    shard = tmp_path / "data" / "train_000000.bin"
+    content = bytearray(shard.read_bytes())
+    content[2000:2002] = (300).to_bytes(2, "little")
+    shard.write_bytes(content)
+    flags = ("--data.path", str(tmp_path / "data"), "--data.num_workers", workers)
+    assert train_tiny(tmp_path / "checkpoints", *flags) == 2
+    errors = [line for line in capfd.readouterr().err.splitlines() if "error" in line.lower() or "Traceback" in line]
+    assert len(errors) == 1
+    assert re.fullmatch(r"error: id 300 in .*train_000000\.bin is outside the vocabulary of 257; .*--verify", errors[0])
+
+
+def test_a_run_with_the_document_mask_is_evaluated_with_it(
+    train_tiny: TrainTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gpt.data.prepare import prepare
+    from scripts import evaluate
+
+    for number in range(40):
+        (tmp_path / f"{number}.txt").write_text(f"{number} bottles of beer on the wall, {number} bottles of beer")
+    prepare([str(tmp_path / "*.txt")], tmp_path / "data", "bytes")
+    flags = ("--data.path", str(tmp_path / "data"), "--trainer.max_steps", "12")
+    losses = {}
+    for masked in ("false", "true"):
+        assert train_tiny(tmp_path / masked, *flags, "--data.document_mask", masked, "--json") == 0
+        losses[masked] = json.loads(capsys.readouterr().out)["val_loss_nats"]
+        assert (
+            evaluate.main([str(tmp_path / masked / "tiny" / "last.ckpt"), "--data", str(tmp_path / "data"), "--json"])
+            == 0
+        )
+        assert json.loads(capsys.readouterr().out)["loss_nats"] == pytest.approx(losses[masked], rel=1e-6)
+    assert abs(losses["true"] - losses["false"]) > 1e-4

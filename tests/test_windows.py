@@ -1,27 +1,29 @@
+import tempfile
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
-from gpt.data.shards import Manifest, Shard, Split, SplitTokens, write_shard
+from gpt.data.shards import Manifest, Split, SplitTokens, write_shard
 from gpt.data.windows import (
     IGNORED,
     CountingSampler,
     TokenWindows,
     TrainingBatches,
+    TrainingLoader,
     epoch_permutation,
 )
 
 
-def _split(folder: Path, length: int, shard_tokens: int = 50) -> SplitTokens:
+def _split(folder: Path, length: int, shard_sizes: list[int] | None = None) -> SplitTokens:
     """Tokens 0, 1, 2, ... in several shards, so that a token tells its own position."""
-    shards = []
-    for number, start in enumerate(range(0, length, shard_tokens)):
-        tokens = np.arange(start, min(start + shard_tokens, length), dtype="<u2")
-        write_shard(folder / f"train_{number:06d}.bin", tokens)
-        shards.append(Shard(f"train_{number:06d}.bin", len(tokens), ""))
+    ends = np.cumsum(shard_sizes) if shard_sizes else range(50, length + 50, 50)
+    parts = np.split(np.arange(length, dtype="<u2"), [end for end in ends if end < length])
+    shards = [write_shard(folder / f"train_{number:06d}.bin", part) for number, part in enumerate(parts)]
     manifest = Manifest(
         tokenizer="none", tokenizer_sha256="", vocab_size=2**16, eot_id=0, dtype="uint16",
         splits={"train": Split(length, 1, length, tuple(shards))}, corpus_sha256="", sources=(), options={},
@@ -120,3 +122,58 @@ def test_ranks_and_micro_batches_together_see_the_single_process_batch(
 def test_the_sampler_counts_on_from_where_it_is_told() -> None:
     sampler = iter(CountingSampler(start=41))
     assert [next(sampler) for _ in range(3)] == [41, 42, 43]
+
+
+@given(
+    shard_sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6),
+    context_length=st.integers(1, 20),
+    micro_batch_size=st.integers(1, 3),
+    world_size=st.integers(1, 3),
+    accumulation=st.integers(1, 3),
+    resumed_at=st.integers(0, 30),
+    seed=st.integers(0, 2**31),
+)
+@settings(max_examples=60, deadline=None)
+def test_whatever_the_sizes_every_target_is_seen_once_an_epoch_in_the_one_order(
+    shard_sizes: list[int],
+    context_length: int,
+    micro_batch_size: int,
+    world_size: int,
+    accumulation: int,
+    resumed_at: int,
+    seed: int,
+) -> None:
+    assume(sum(shard_sizes) > context_length)
+    with tempfile.TemporaryDirectory() as folder:
+        windows = TokenWindows(_split(Path(folder), sum(shard_sizes), shard_sizes), context_length)
+        batch_size = micro_batch_size * world_size * accumulation
+        whole = TrainingBatches(windows, seed, batch_size, batch_size)
+        ranks = [TrainingBatches(windows, seed, batch_size, micro_batch_size, r, world_size) for r in range(world_size)]
+        # Two epochs and the batch that straddles into the third, step by step, by all ranks in turn.
+        steps = -(-2 * len(windows) // batch_size)
+        seen: list[int] = []
+        for step in range(steps):
+            parts = [rank[step * accumulation + micro] for micro in range(accumulation) for rank in ranks]
+            targets = [target for part in parts for target in _targets(part)]
+            assert targets == _targets(whole[step])
+            assert {part["global_targets"] for part in parts} == {len(targets)}
+            seen += targets
+        per_epoch = sum(shard_sizes) - 1
+        assert Counter(seen[:per_epoch]) == Counter(range(1, per_epoch + 1))
+        assert Counter(seen[per_epoch : 2 * per_epoch]) == Counter(range(1, per_epoch + 1))
+        # A run that continues asks for the number after the last one, and gets what an unbroken one would.
+        continued = iter(TrainingLoader(TrainingBatches(windows, seed, batch_size, batch_size), start=resumed_at))
+        for step in range(resumed_at, resumed_at + 3):
+            assert _targets(next(continued)) == _targets(whole[step])
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_loader_workers_change_nothing(num_workers: int, tmp_path: Path) -> None:
+    windows = TokenWindows(_split(tmp_path, 500), 10)
+    batches = TrainingBatches(windows, 5, 6, 3)
+    loader = iter(TrainingLoader(batches, start=7, num_workers=num_workers))
+    for number in range(7, 27):
+        batch = next(loader)
+        assert batch["number"] == number
+        for name in ("inputs", "targets"):
+            assert torch.equal(batch[name], batches[number][name])

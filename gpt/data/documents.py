@@ -144,3 +144,8 @@ def not_utf8(name: str, error: UnicodeDecodeError, offset: int) -> ValueError:
         f"{name} is not UTF-8: byte {byte:#04x} at offset {offset + error.start}; convert it to UTF-8, or use "
         "--encoding-errors replace"
     )
+
+
+def utf8_length(text: str) -> int:
+    """Bytes of a text in UTF-8; at no cost where it is ASCII."""
+    return len(text) if text.isascii() else len(text.encode())

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt.data.documents import utf8_length
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 _BATCH_CHARACTERS = 2**17  # encoded by a thread at a time
@@ -81,8 +82,3 @@ def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: bool) -
         size = utf8_length(piece.text) - (len(END_OF_TEXT) * piece.text.count(END_OF_TEXT) if end_of_text else 0)
         utf8_bytes[piece.split] = utf8_bytes.get(piece.split, 0) + size
     return Encoded({name: np.concatenate(parts) for name, parts in tokens.items()}, utf8_bytes)
-
-
-def utf8_length(text: str) -> int:
-    """Bytes of a text in UTF-8; at no cost where it is ASCII."""
-    return len(text) if text.isascii() else len(text.encode())

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.documents import Document, ReadOptions
-from gpt.data.encoding import Piece, encode_pieces, utf8_length
+from gpt.data.documents import Document, ReadOptions, utf8_length
+from gpt.data.encoding import Piece, encode_pieces
 from gpt.data.shards import MANIFEST_NAME, Manifest, Shard, ShardWriter, Split, SplitTokens, dtype_for
 from gpt.data.sources import HUB, read_documents
 from gpt.data.split import Plan, Survey, key_of, plan, survey, threshold

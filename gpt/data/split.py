@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpt.data.documents import Document
+from gpt.data.documents import Document, utf8_length
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +42,11 @@ class Plan:
     cut: int = 0
 
     def parts(self, key: int, size: int, document: Document) -> Iterator[tuple[str, Iterable[str]]]:
-        """A document's text, or the two parts of it, each with its split."""
+        """A document's text, or the two parts of it, each with its split; to be read in this order."""
         if key == self.cut_key:
-            yield "train", _until(document.read(), self.cut)
-            yield "val", _after(document.read(), self.cut)
+            before, after = _cut_in_two(document.read(), self.cut)
+            yield "train", before
+            yield "val", after
         else:
             yield ("val" if key < self.below and size <= self.largest else "train"), document.read()
 
@@ -124,12 +125,11 @@ def _find_cut(document: Document, size: int, val_bytes: float) -> int:
     """Where a document's validation part starts, in characters: at a line start, if one is near."""
     start, before = size - round(val_bytes), 0
     for chunk in document.read():
-        utf8 = chunk.encode()
-        if start >= len(utf8):
-            start -= len(utf8)
+        if start >= (length := utf8_length(chunk)):
+            start -= length
             before += len(chunk)
             continue
-        cut = len(utf8[:start].decode(errors="ignore"))
+        cut = len(chunk.encode()[:start].decode(errors="ignore"))
         next_line = chunk.find("\n", max(0, cut - 1)) + 1
         if next_line > 0 and len(chunk[cut:next_line].encode()) < val_bytes / 2:
             cut = next_line
@@ -139,17 +139,21 @@ def _find_cut(document: Document, size: int, val_bytes: float) -> int:
     raise ValueError(f"{document.name} has {size} bytes, too few for a training and a validation split; give more text")
 
 
-def _until(chunks: Iterable[str], cut: int) -> Iterator[str]:
-    for chunk in chunks:
-        if part := chunk[:cut]:
-            yield part
-        cut -= len(chunk)
-        if cut <= 0:
-            return
+def _cut_in_two(chunks: Iterator[str], cut: int) -> tuple[Iterator[str], Iterator[str]]:
+    """The text before and after a character; the first part is to be read to its end before the second."""
+    rest: list[str] = []
 
+    def before() -> Iterator[str]:
+        left = cut
+        for chunk in chunks:
+            yield chunk[:left]
+            if left <= len(chunk):
+                rest.append(chunk[left:])
+                return
+            left -= len(chunk)
 
-def _after(chunks: Iterable[str], cut: int) -> Iterator[str]:
-    for chunk in chunks:
-        if part := chunk[max(0, cut) :]:
-            yield part
-        cut -= len(chunk)
+    def after() -> Iterator[str]:
+        yield from rest
+        yield from chunks
+
+    return before(), after()

@@ -6,6 +6,9 @@ Shape letters: B batch, T query length, H heads, D head_dim.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
+
+from gpt.model.document_mask import compiled
 
 
 class MultiHeadAttention(nn.Module):
@@ -61,11 +64,12 @@ class MultiHeadAttention(nn.Module):
         queries, keys, values = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         return queries, keys, values
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | BlockMask | None = None) -> Tensor:
         """Let every token gather from itself and the tokens before it.
 
         Args:
             x: (B, T, d_in), T at most ``context_length``.
+            mask: as ``document_mask`` makes it, to look at some of those tokens only.
 
         Returns:
             (B, T, d_out).
@@ -77,14 +81,18 @@ class MultiHeadAttention(nn.Module):
         if self.context_length < T:
             raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.context_length})")
         queries, keys, values = self.heads(x)  # (B, H, T, D) each
-        context = F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            # The function knows nothing of train() and eval(), so this line is what keeps dropout to training.
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=True,
-        )  # (B, H, T, D)
+        if isinstance(mask, BlockMask):
+            context = compiled("flex_attention")(queries, keys, values, block_mask=mask)
+        else:
+            context = F.scaled_dot_product_attention(
+                queries,
+                keys,
+                values,
+                attn_mask=mask,
+                # The function knows nothing of train() and eval(), so this line is what keeps dropout to training.
+                dropout_p=self.dropout if self.training else 0.0,
+                is_causal=mask is None,
+            )  # (B, H, T, D)
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)
 
 

@@ -7,9 +7,11 @@ Source: Radford et al. 2019 (GPT-2), section 2.3; initialisation as in OpenAI's 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.flex_attention import BlockMask
 
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
+from gpt.model.document_mask import document_mask, document_positions
 from gpt.model.gelu import gelu
 
 
@@ -40,9 +42,9 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, E) to (B, T, E)."""
-        x = x + self.dropout(self.attention(self.attention_norm(x)))
+    def forward(self, x: Tensor, mask: Tensor | BlockMask | None = None) -> Tensor:
+        """(B, T, E) to (B, T, E), with a mask as ``MultiHeadAttention`` takes it."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -58,11 +60,12 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
+    def forward(self, token_ids: Tensor, documents: Tensor | None = None) -> Tensor:
         """Hidden states from which the head predicts.
 
         Args:
             token_ids: (B, T), int64, T at most ``context_length``.
+            documents: (B, T), int64, each token's document, to keep them apart; None for one text throughout.
 
         Returns:
             (B, T, E).
@@ -73,10 +76,14 @@ class Transformer(nn.Module):
         T = token_ids.shape[1]
         if self.config.context_length < T:
             raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.config.context_length})")
-        x = self.token_embedding(token_ids) + self.position_embedding.weight[:T]  # (B, T, E)
-        x = self.dropout(x)
+        if documents is None:
+            positions, mask = self.position_embedding.weight[:T], None  # (T, E)
+        else:
+            positions = self.position_embedding(document_positions(documents))  # (B, T, E)
+            mask = document_mask(documents)
+        x = self.dropout(self.token_embedding(token_ids) + positions)  # (B, T, E)
         for block in self.blocks:
-            x = block(x)
+            x = block(x, mask)
         return self.final_norm(x)
 
 

@@ -33,12 +33,14 @@ class DataConfig:
         micro_batch_size: windows per forward pass of one process; gradients are accumulated over as many passes
             as the global batch needs, so that changing devices changes neither batches nor steps.
         num_workers: processes that read windows ahead; 0 reads them in the training process.
+        document_mask: keep the documents of a window apart: attention stays inside each, and positions restart.
     """
 
     path: str = "data/pydocs"
     global_batch_size: int = 512
     micro_batch_size: int = 8
     num_workers: int = 0
+    document_mask: bool = False
 
     def __post_init__(self) -> None:
         _at_least(1, "data", self, "global_batch_size", "micro_batch_size")

@@ -2,13 +2,12 @@
 
 import signal
 from pathlib import Path
-from typing import Any
 
 import lightning as L
 from torch.utils.data import DataLoader
 
 from gpt.data.shards import Manifest, SplitTokens
-from gpt.data.windows import CountingSampler, TokenWindows, TrainingBatch, TrainingBatches, Window
+from gpt.data.windows import TokenWindows, TrainingBatch, TrainingBatches, TrainingLoader, Window
 from gpt.tokenizer import Tokenizer
 from gpt.training.config import RunConfig
 
@@ -52,12 +51,7 @@ class TokenDataModule(L.LightningDataModule):
             world_size=self.trainer.world_size,
         )
         consumed = self.trainer.global_step * batches.accumulation
-        return DataLoader(
-            batches,
-            batch_size=None,  # an item is a whole micro-batch already
-            sampler=CountingSampler(start=consumed),
-            **self._worker_options(),
-        )
+        return TrainingLoader(batches, consumed, self.config.data.num_workers, _ignore_signals)
 
     def val_dataloader(self) -> DataLoader[Window]:
         """Every window of the validation split once, over all processes together."""
@@ -66,19 +60,10 @@ class TokenDataModule(L.LightningDataModule):
             self.val_windows,
             batch_size=self.config.data.micro_batch_size,
             sampler=range(self.trainer.global_rank, len(self.val_windows), self.trainer.world_size),
-            **self._worker_options(),
+            num_workers=self.config.data.num_workers,
+            persistent_workers=self.config.data.num_workers > 0,
+            worker_init_fn=_ignore_signals,
         )
-
-    def _worker_options(self) -> dict[str, Any]:
-        workers = self.config.data.num_workers
-        assert self.trainer is not None
-        on_gpu = self.trainer.strategy.root_device.type == "cuda"
-        return {
-            "num_workers": workers,
-            "persistent_workers": workers > 0,
-            "pin_memory": on_gpu,
-            "worker_init_fn": _ignore_signals,
-        }
 
 
 def _ignore_signals(worker: int) -> None:

@@ -17,6 +17,7 @@ from gpt.data.shards import Manifest
 from gpt.data.windows import TrainingBatch, Window
 from gpt.evaluation import Evaluation, LossTotals
 from gpt.model.config import GPTConfig
+from gpt.model.document_mask import document_ids
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
 from gpt.training.config import RunConfig
@@ -37,7 +38,8 @@ class GPTModule(L.LightningModule):
         self.manifest = manifest
         shape = {**asdict(config.model), "vocab_size": manifest.vocab_size}
         # Plain values only: dataclasses, paths and the like save well and then do not load safely.
-        self.save_hyperparameters({"model": shape, "tokenizer": manifest.tokenizer}, logger=False)
+        plain = {"model": shape, "tokenizer": manifest.tokenizer, "document_mask": config.data.document_mask}
+        self.save_hyperparameters(plain, logger=False)
         self.model = GPT(GPTConfig(**shape))
         # Of the optimizer step under way: tensors on the device, read by whoever logs, so that no step waits.
         self.train_loss = torch.zeros(())
@@ -48,6 +50,7 @@ class GPTModule(L.LightningModule):
         self.evaluation: Evaluation | None = None
         self.evaluated_step = -1
         self.git_revision = git_revision()  # now: later on, the tree may have changed under the run
+        self._document_eot = manifest.eot_id if config.data.document_mask else None
         self._val_totals = LossTotals()
 
     @property
@@ -81,7 +84,8 @@ class GPTModule(L.LightningModule):
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """This micro-batch's share of the mean loss over the global batch."""
         self._seed_generators(batch["number"])
-        hidden = self.model.transformer(batch["inputs"])
+        documents = document_ids(batch["inputs"], self._document_eot) if self._document_eot is not None else None
+        hidden = self.model.transformer(batch["inputs"], documents)
         loss_sum = next_token_loss(hidden, self.model.head_weight, batch["targets"])
         share = loss_sum / batch["global_targets"]
         first_of_step = batch["number"] % self.config.accumulation == 0
@@ -92,7 +96,7 @@ class GPTModule(L.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Start adding up."""
-        self._val_totals = LossTotals()
+        self._val_totals = LossTotals(self._document_eot)
 
     def validation_step(self, batch: Window, batch_idx: int) -> None:
         """Add a batch of the validation split."""

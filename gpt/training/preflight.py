@@ -22,8 +22,11 @@ def preflight(
     """Log what a run will be.
 
     Raises:
-        ValueError: a flag was given that would have no effect.
+        ValueError: a flag was given that would have no effect, or there is no such attention on this device.
     """
+    on_gpu = trainer.strategy.root_device.type == "cuda"
+    if config.data.document_mask and config.model.dropout > 0 and on_gpu:
+        raise ValueError("data.document_mask on a GPU uses FlexAttention, which has no dropout; set model.dropout to 0")
     idle = without_effect(config)
     for key, reason in idle.items():
         if any(flag.partition("=")[0] == f"--{key}" for flag in flags):
@@ -114,6 +117,8 @@ def activation_bytes(config: GPTConfig, batch_size: int) -> int:
 def attention_kernel(config: RunConfig, trainer: L.Trainer) -> str:
     """Which of torch's attention kernels will run, in its own words."""
     device = trainer.strategy.root_device.type
+    if device == "cuda" and config.data.document_mask:
+        return "flex"
     if device == "cuda":
         half = trainer.precision == "bf16-mixed" and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
         return "flash" if half else "memory-efficient"

@@ -105,6 +105,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         try:
             with interruption.handlers():
                 trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+        except ValueError as error:
+            raise _without_the_workers_traceback(error) from None
         except DivergedError as error:
             log.error("error: %s", error)
             raise SystemExit(1 if trainer.is_global_zero else 0) from None
@@ -122,6 +124,13 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         tokens_per_second=training_log.tokens_per_second,
         seconds=time.monotonic() - started,
     )
+
+
+def _without_the_workers_traceback(error: ValueError) -> ValueError:
+    """What a loader's worker raised, such as an id outside the vocabulary: torch wraps a whole traceback around it."""
+    if "in DataLoader worker process" not in str(error):
+        return error
+    return ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: "))
 
 
 def _check_number_of_processes(config: RunConfig) -> None:

@@ -1,0 +1,1 @@
+"""Measuring: ours against theirs, in one run, on the same machine, alternating."""

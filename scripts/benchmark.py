@@ -1,0 +1,70 @@
+"""Measure this code against others, on this machine, in one run. See --help."""
+
+import argparse
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+from gpt.command_line import ArgumentParser, print_json, run
+
+DESCRIPTION = """\
+Measure, alternating with what it is measured against, and print ratios with their 95% interval.
+
+  python scripts/benchmark.py data
+"""
+EPILOG = """\
+Rows (minutes each on 2 CPU cores):
+  data:      prepare (3), loader (0.5)
+
+Leave the machine alone meanwhile. --json prints {"rows": [...]}, each with the keys work, against, value, low, high,
+unit, higher_is_better, must, aim and met ("aim", "must", "no", or "-" where there is nothing to meet).
+"""
+
+
+def parser() -> ArgumentParser:
+    """The command line."""
+    parser = ArgumentParser(
+        prog="benchmark.py",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("what", choices=("data",), help="which benchmark")
+    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows; see below")
+    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    return parser
+
+
+def body(argv: list[str]) -> int:
+    """Measure."""
+    args = parser().parse_args(argv)
+    # Imported here so that --help answers at once.
+    from dataclasses import asdict
+
+    from gpt.benchmark import data
+    from gpt.benchmark.protocol import table
+
+    available = {"data": data.ROWS}[args.what]
+    names = args.rows or list(available)
+    if unknown := [name for name in names if name not in available]:
+        raise ValueError(f"there is no row {unknown[0]!r} in {args.what}; it has {', '.join(available)}")
+    rows = []
+    for name in names:
+        logging.getLogger("benchmark").info("%s ...", name)
+        with tempfile.TemporaryDirectory() as folder:
+            rows += available[name](Path(folder))
+    if args.json:
+        print_json({"rows": [{**asdict(row), "met": row.met} for row in rows]})
+    else:
+        print(table(rows))
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    return run(body, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
