@@ -6,13 +6,17 @@ the loops, which only training reads.
 """
 
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from gpt.files import atomic_write
+from gpt.huggingface import is_folder, read_pretrained
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
@@ -21,6 +25,7 @@ FORMAT_VERSION = 1
 BEST = "best.ckpt"
 LAST = "last.ckpt"
 _PREFIX = "model."
+_HUB_NAME = re.compile(r"(?!checkpoints/)[\w-]+/[\w.-]+(?<!\.ckpt)|gpt2(-medium|-large|-xl)?")
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -70,22 +75,25 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
     """Load a model, in eval mode, and its tokenizer.
 
     Args:
-        path: a run folder or a ``.ckpt`` file.
+        path: a run folder, a ``.ckpt`` file, a folder of Hugging Face's, or the name of a GPT-2 on its Hub.
         device: where to put the weights.
 
     Returns:
         The model and the tokenizer.
 
     Raises:
-        ValueError: it is missing, damaged, or not one of ours.
+        ValueError: it is missing, damaged, or not a GPT-2 that is computed here.
     """
-    content = read_checkpoint(path)
-    try:
-        config = GPTConfig(**content["hyper_parameters"]["model"])
-        tokenizer = Tokenizer(content["hyper_parameters"]["tokenizer"])
-        weights = _model_weights(content["state_dict"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a checkpoint of this project: {error!r}") from None
+    if is_huggingface(path):
+        config, weights, tokenizer = read_pretrained(str(path))
+    else:
+        content = read_checkpoint(path)
+        try:
+            config = GPTConfig(**content["hyper_parameters"]["model"])
+            tokenizer = Tokenizer(content["hyper_parameters"]["tokenizer"])
+            weights = _model_weights(content["state_dict"])
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{path} is not a checkpoint of this project: {error!r}") from None
     if tokenizer.vocab_size != config.vocab_size:
         raise ValueError(
             f"{path} has {config.vocab_size} token ids and its tokenizer {tokenizer.name!r} {tokenizer.vocab_size}"
@@ -99,8 +107,34 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
     return model.to(device).requires_grad_(False).eval(), tokenizer
 
 
+def is_huggingface(path: str | Path) -> bool:
+    """Whether a path is a folder of Hugging Face's, or is nothing here and looks like a name on its Hub."""
+    here = Path(path)
+    return is_folder(here) or (not here.exists() and _HUB_NAME.fullmatch(str(path)) is not None)
+
+
+def write_model(path: Path, config: GPTConfig, weights: Mapping[str, torch.Tensor], tokenizer: Tokenizer) -> None:
+    """Write a checkpoint that holds a model and nothing to continue its training with.
+
+    Args:
+        path: the ``.ckpt`` file; its folder must exist.
+        config: the model's shape.
+        weights: named as in the model's state_dict.
+        tokenizer: its tokenizer.
+    """
+    content = {
+        "state_dict": {_PREFIX + name: tensor for name, tensor in weights.items()},
+        "hyper_parameters": {"model": asdict(config), "tokenizer": tokenizer.name, "document_mask": False},
+        "format_version": FORMAT_VERSION,
+    }
+    with atomic_write(path) as file:
+        torch.save(content, file)
+
+
 def trained_with_document_mask(path: str | Path) -> bool:
     """Whether a checkpoint's model was trained to keep the documents of a window apart."""
+    if is_huggingface(path):
+        return False
     return bool(read_checkpoint(path)["hyper_parameters"].get("document_mask", False))
 
 

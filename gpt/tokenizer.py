@@ -5,6 +5,7 @@ import hashlib
 import re
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +72,7 @@ class Tokenizer:
         """Hash of the ranks in tiktoken's file format, so equal vocabularies have equal hashes."""
         if self.name == "gpt2":
             return _GPT2_SHA256  # checked when it was loaded
-        return hashlib.sha256(_ranks_as_file(self._encoding._mergeable_ranks)).hexdigest()
+        return hashlib.sha256(_ranks_as_file(self.ranks)).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Encode text as ordinary characters: a literal ``<|endoftext|>`` in it is just 13 characters."""
@@ -157,9 +158,27 @@ class Tokenizer:
     def utf8_lengths(self) -> NDArray[np.int64]:
         """How many bytes of text each id stands for, the end of text for none: (vocab_size,)."""
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
-        for token, rank in self._encoding._mergeable_ranks.items():
+        for token, rank in self.ranks.items():
             lengths[rank] = len(token)
         return lengths
+
+    @property
+    def ranks(self) -> dict[bytes, int]:
+        """Bytes and id of every token but the special ones; of byte pairs, the one with the lowest id is merged first."""
+        return self._encoding._mergeable_ranks
+
+    def merges(self) -> list[tuple[bytes, bytes]]:
+        """The pair that each token of several bytes is made of, in the order of ids."""
+        pairs = []
+        for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
+            if len(token) > 1:
+                parts = [bytes([byte]) for byte in token]
+                while len(parts) > 2:
+                    merged = [self.ranks.get(left + right, rank) for left, right in pairwise(parts)]
+                    first = merged.index(min(merged))
+                    parts[first : first + 2] = [parts[first] + parts[first + 1]]
+                pairs.append((parts[0], parts[1]))
+        return pairs
 
     def _decode_one(self, token: int) -> bytes:
         try:

@@ -15,6 +15,7 @@ STAGES = [
     {"tokenizer"},
     {"data"},
     {"model"},
+    {"huggingface"},
     {"checkpoint", "attention_maps", "generation", "evaluation"},
     {"training"},
     {"benchmark"},

@@ -1,0 +1,210 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from gpt.checkpoint import load_model
+from gpt.huggingface import read_pretrained, write_pretrained
+from gpt.model.config import GPTConfig
+from gpt.model.transformer import GPT
+from gpt.tokenizer import Tokenizer
+
+SHAPES = {
+    "one layer": GPTConfig(257, context_length=16, d_model=8, num_layers=1, num_heads=1, dropout=0.0),
+    "several": GPTConfig(257, context_length=32, d_model=48, num_layers=3, num_heads=4, dropout=0.1),
+    "no qkv bias": GPTConfig(
+        257, context_length=24, d_model=32, num_layers=2, num_heads=8, dropout=0.0, qkv_bias=False
+    ),
+}
+
+
+def _random(config: GPTConfig) -> GPT:
+    """Random in every weight, biases and norms included, so that a mix-up of any two shows."""
+    torch.manual_seed(0)
+    model = GPT(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * 0.3)
+    return model
+
+
+def _write(folder: Path, config: GPTConfig = SHAPES["several"], tokenizer: str = "bytes") -> GPT:
+    model = _random(config)
+    write_pretrained(folder, config, model.state_dict(), Tokenizer(tokenizer))
+    return model
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_transformers_loads_it_to_the_same_logits(name: str, tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    ours = _write(tmp_path / "hf", SHAPES[name])
+    theirs, report = GPT2LMHeadModel.from_pretrained(tmp_path / "hf", output_loading_info=True)
+    assert not report["missing_keys"]
+    assert not report["unexpected_keys"]
+    assert theirs.lm_head.weight is theirs.transformer.wte.weight
+    ids = torch.randint(0, 257, (3, 16), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(theirs.eval()(ids).logits, ours(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("heads,layers", [(1, 1), (4, 3)])
+def test_what_transformers_saved_is_loaded_to_the_same_logits(heads: int, layers: int, tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(2)
+    theirs = GPT2LMHeadModel(
+        GPT2Config(vocab_size=50257, n_positions=32, n_embd=16, n_layer=layers, n_head=heads, initializer_range=0.3)
+    ).eval()
+    theirs.save_pretrained(tmp_path / "hf")
+    ours, tokenizer = load_model(tmp_path / "hf")
+    assert tokenizer.name == "gpt2"
+    ids = torch.randint(0, 50257, (2, 32), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(ours(ids), theirs(ids).logits, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_round_trip_is_equal_tensor_by_tensor(name: str, tmp_path: Path) -> None:
+    model = _write(tmp_path / "hf", SHAPES[name])
+    config, weights, _ = read_pretrained(str(tmp_path / "hf"))
+    ours = model.state_dict()
+    for key, tensor in weights.items():
+        assert torch.equal(tensor, ours.get(key, torch.zeros_like(tensor))), key
+    assert weights.keys() >= ours.keys()
+    write_pretrained(tmp_path / "again", config, weights, Tokenizer("bytes"))
+    first, second = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hf", "again"))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+TEXTS = [
+    "",
+    "Hello, world!",
+    " leading\n\n  and trailing ",
+    "naïve \U0001f600 漢字 don't 1234",
+    "\x00\x7f\u00a0",
+    "<|endoftext|>x",
+]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "bytes"])
+def test_auto_tokenizer_gives_our_ids(name: str, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    ours = Tokenizer(name)
+    shape = GPTConfig(ours.vocab_size, context_length=16, d_model=8, num_layers=1, num_heads=1, dropout=0.0)
+    _write(tmp_path / "hf", shape, name)
+    theirs = AutoTokenizer.from_pretrained(tmp_path / "hf")
+    assert (theirs.eos_token_id, len(theirs)) == (ours.eot_id, ours.vocab_size)
+    for text in TEXTS:
+        expected = ours.encode_array(text, end_of_text=True).tolist()
+        assert theirs(text)["input_ids"] == expected, text
+        assert theirs.decode(expected) == text
+    assert load_model(tmp_path / "hf")[1].name == name
+
+
+def _config(**changes: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        content = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**content, **changes}))
+
+    return change
+
+
+def _weights(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        weights = load_file(folder / "model.safetensors")
+        change(weights)
+        save_file(weights, folder / "model.safetensors")
+
+    return apply
+
+
+def _other_vocabulary(folder: Path) -> None:
+    content = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["a"], vocabulary["b"] = vocabulary["b"], vocabulary["a"]
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize(
+    "damage,words",
+    [
+        (_config(model_type="llama"), "model_type is 'llama'; only 'gpt2'"),
+        (_config(activation_function="relu"), "activation_function is 'relu'; only 'gelu_new' or"),
+        (_config(layer_norm_epsilon=1e-6), "layer_norm_epsilon is 1e-06"),
+        (_config(scale_attn_by_inverse_layer_idx=True), "scale_attn_by_inverse_layer_idx is True"),
+        (_config(scale_attn_weights=False), "scale_attn_weights is False"),
+        (_config(add_cross_attention=True), "add_cross_attention is True"),
+        (_config(tie_word_embeddings=False), "tie_word_embeddings is False"),
+        (_config(n_inner=64), r"n_inner is 64; only four times n_embd \(48\)"),
+        (_config(vocab_size=300), "vocab_size is 300 and tokenizer 'bytes' has 257"),
+        (_config(n_head=5), "num_heads"),
+        (_config(n_layer=2), r"the weights hold h\.2\."),
+        (_config(n_layer=4), r"there is no h\.3\.ln_1\.weight"),
+        (_config(n_positions=None), "n_positions is None, not a number"),
+        (_weights(lambda w: w.pop("transformer.h.1.mlp.c_fc.bias")), r"there is no h\.1\.mlp\.c_fc\.bias"),
+        (_weights(lambda w: w.update({"score.weight": torch.zeros(2)})), r"the weights hold score\.weight"),
+        (_weights(lambda w: w.update({"lm_head.weight": torch.zeros(257, 48)})), "untied head"),
+        (_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(8, 48)})), "other weights"),
+        (_other_vocabulary, "its tokenizer is not bytes, though of the same size"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 20), "model.safetensors is damaged"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors \(pickled"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be used"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "not an object"),
+    ],
+)  # fmt: skip
+def test_what_is_not_computed_is_refused_by_name(damage: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    _write(tmp_path / "hf")
+    damage(tmp_path / "hf")
+    with pytest.raises(ValueError, match=words):
+        load_model(tmp_path / "hf")
+
+
+def test_old_files_masks_and_half_precision_are_read(tmp_path: Path) -> None:
+    model = _write(tmp_path / "hf")
+
+    def age(weights: dict[str, torch.Tensor]) -> None:
+        for name in list(weights):
+            weights[name.removeprefix("transformer.")] = weights.pop(name).bfloat16()
+        weights["h.0.attn.bias"] = torch.ones(1, 1, 32, 32)
+        weights["h.0.attn.masked_bias"] = torch.tensor(-1e4)
+
+    _weights(age)(tmp_path / "hf")
+    loaded, _ = load_model(tmp_path / "hf")
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
+    torch.testing.assert_close(loaded.head_weight, model.head_weight, rtol=1e-2, atol=1e-2)
+
+
+def test_a_folder_that_is_not_empty_and_a_tokenizer_without_a_form_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis").write_text("precious")
+    model, tokenizer = _random(SHAPES["several"]), Tokenizer("bytes")
+    with pytest.raises(ValueError, match="not an empty folder"):
+        write_pretrained(tmp_path, model.config, model.state_dict(), tokenizer)
+    tokenizer.name = "cl100k_base"
+    with pytest.raises(ValueError, match="gpt2 and bytes can"):
+        write_pretrained(tmp_path / "new", model.config, model.state_dict(), tokenizer)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
+
+
+def test_a_name_that_cannot_be_had_is_one_line() -> None:
+    with pytest.raises(
+        ValueError, match=r"no file or folder nobody/nothing, and it cannot be had from the Hub"
+    ) as info:
+        load_model("nobody/nothing")
+    assert "\n" not in str(info.value)
+
+
+@pytest.mark.network
+def test_the_real_gpt2_writes_what_is_published_for_it() -> None:
+    model, tokenizer = load_model("openai-community/gpt2")
+    assert model.num_parameters == 124_439_808
+    # Greedy decoding of "The dog", as transformers' own test suite has it.
+    expected = [464, 3290, 373, 1043, 287, 257, 2214, 1474, 262, 16246, 286, 2688, 290, 2688, 27262, 13, 198, 198]
+    ids = torch.tensor([tokenizer.encode("The dog")])
+    while ids.shape[1] < len(expected):
+        ids = torch.cat([ids, model(ids)[:, -1:].argmax(dim=-1)], dim=1)
+    assert ids[0].tolist() == expected
