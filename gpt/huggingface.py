@@ -206,7 +206,7 @@ def _download(name: str) -> Path:
 
 
 def _tokenizer_of(folder: Path, content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
-    """The tokenizer of ours that a folder's model was trained with; checked against its own files where there are any."""
+    """The tokenizer of ours that a folder's model was trained with; checked against its files, if it has any."""
     tokenizer = Tokenizer(content.get(_TOKENIZER_KEY, "gpt2"))
     if tokenizer.vocab_size != vocab_size:
         raise ValueError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")

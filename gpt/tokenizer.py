@@ -164,7 +164,7 @@ class Tokenizer:
 
     @property
     def ranks(self) -> dict[bytes, int]:
-        """Bytes and id of every token but the special ones; of byte pairs, the one with the lowest id is merged first."""
+        """Bytes and id of every token but the special ones; the pair with the lowest id is merged first."""
         return self._encoding._mergeable_ranks
 
     def merges(self) -> list[tuple[bytes, bytes]]:
