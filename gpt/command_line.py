@@ -38,6 +38,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     try:
         return main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
         if not isinstance(error, OSError) and not _raised_by_us(error):

@@ -1,5 +1,6 @@
 """Files that are whole or not there: written beside their final name, synced, then renamed."""
 
+import fcntl
 import hashlib
 import os
 from collections.abc import Iterator
@@ -36,6 +37,30 @@ def sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def held(folder: Path, otherwise: str) -> Iterator[None]:
+    """Hold a folder, so that two processes never write to it; and clear away what a kill left half-written.
+
+    Args:
+        folder: must exist.
+        otherwise: what to tell the user if it is held already.
+
+    Raises:
+        ValueError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(otherwise) from None
+        for path in folder.glob("*.tmp"):
+            path.unlink()
+        yield
     finally:
         os.close(descriptor)
 

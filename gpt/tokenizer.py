@@ -23,10 +23,15 @@ _GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930
 # to the patterns. GPT-2's words have whitespace nowhere but at their start; from cl100k on, punctuation takes the
 # line ends that follow it. tests/test_tokenizer.py tries this on each pattern.
 _SPACE, _NO_SPACE = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
-_GPT2_CUT = re.compile(rf"(?<={_NO_SPACE}){_SPACE}")
-_LATER_CUT = re.compile(rf"(?<=[^\W_]){_SPACE}|(?<={_NO_SPACE}) ")
+# Text without spaces (base64, minified JSON, Chinese) is cut between letters, digits and punctuation; not at an
+# apostrophe, which may begin a contraction, and only at characters that every version of Unicode puts in one class.
+_CLASSES = r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Za-z0-9])[!-&(-/:;=?@\[-`{}~]|(?<=[一-龥])[，。、！？：；]"
+_GPT2_CUT = re.compile(rf"(?<={_NO_SPACE}){_SPACE}|{_CLASSES}")
+_LATER_CUT = re.compile(rf"(?<=[^\W_]){_SPACE}|(?<={_NO_SPACE}) |{_CLASSES}")
+_BYTES_CUT = re.compile(r"(?s)(?<=.)[^<|endoftxt>]")  # anywhere, but not inside a literal end of text
 _CUTS = {
-    **dict.fromkeys(("bytes", "gpt2", "r50k_base", "p50k_base", "p50k_edit"), _GPT2_CUT),
+    "bytes": _BYTES_CUT,
+    **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), _GPT2_CUT),
     **dict.fromkeys(("cl100k_base", "o200k_base", "o200k_harmony"), _LATER_CUT),
 }
 # A long run of whitespace overflows the regex engine's stack. Without its last character, which begins the next word
@@ -88,6 +93,10 @@ class Tokenizer:
         allowed = {END_OF_TEXT} if end_of_text else set()
         try:
             ids = self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
+        except UnicodeEncodeError as error:
+            raise ValueError(
+                f"{text[error.start]!r} in the text is no character, but half of one or a byte that is not UTF-8"
+            ) from None
         except ValueError:  # the regex engine's stack overflowed
             ids = self._encode_around_runs(text, end_of_text)
         return ids.astype(np.uint32, copy=False)

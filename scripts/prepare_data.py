@@ -23,8 +23,8 @@ Encode text and write it to a folder as token shards with a manifest, split into
 
 A SOURCE is a file, a folder (searched at any depth), a glob, hf:NAME[:CONFIG] (the Hugging Face Hub, or a dataset's
 folder), a folder of token files by llm.c, modded-nanogpt, nanoGPT or build-nanogpt, or pydocs: the Python reference
-inside this interpreter. A document is a file of plain text, or a row of .jsonl .json .csv .parquet; each may be .gz or
-.zst. The end-of-text token begins each document.
+inside this interpreter. A document is a file of plain text, or a row of .jsonl .json .csv .tsv .parquet; each may be
+.gz or .zst. The end-of-text token begins each document.
 """
 EPILOG = """\
 Run twice with the same text and options, it leaves the folder as it is. --json prints the manifest, with the
@@ -47,7 +47,7 @@ def parser() -> ArgumentParser:
     add("--val-fraction", type=float, default=0.1, metavar="F", help="share of the text for validation (default 0.1)")
     add("--text-column", default="text", metavar="C", help="of JSON, CSV, Parquet, datasets: the text (default text)")
     add("--split", default="train", help="of a dataset: which split to read (default train)")
-    add("--streaming", action="store_true", help="read everything once only; --val-fraction then holds on average")
+    add("--streaming", action="store_true", help="go through the text once; --val-fraction then holds on average")
     add(
         "--special-tokens",
         default="text",

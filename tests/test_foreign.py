@@ -83,12 +83,20 @@ DAMAGE: list[tuple[Callable[[Path], None], Callable[[Path], object], str]] = [
         r"character vocabulary \(meta\.pkl\)",
     ),
     (_nanogpt, lambda folder: np.array([60000], "<u2").tofile(folder / "val.bin"), r"val\.bin holds id 60000, which"),
+    (_nanogpt, lambda folder: np.arange(9, dtype="<u4").tofile(folder / "val.bin"), "looks like ids of 32 bits"),
+    (_nanogpt, lambda folder: np.full(9, 50256, "<u2").tofile(folder / "val.bin"), "holds no text, only ends"),
+    (_build_nanogpt, lambda folder: _savez(folder / "edufineweb_val_000000.npy"), "holds several arrays"),
     (_build_nanogpt, _truncate("edufineweb_val_000000.npy", 100), r"is not an array that NumPy reads"),
     (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3)), "float64 array"),
     (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.array([{}])), "not an array that NumPy"),
     (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3, "<u4")), "holds uint32"),
     (_nanogpt, lambda folder: adopt(folder, "gpt2") and _nanogpt_changed(folder), "describes other data"),
 ]
+
+
+def _savez(path: Path) -> None:
+    with path.open("wb") as file:
+        np.savez(file, tokens=np.zeros(3, "<u2"))
 
 
 def _nanogpt_changed(folder: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from gpt.data.documents import ReadOptions
 from gpt.data.prepare import PrepareOptions, prepare
 from gpt.data.shards import Manifest
+from gpt.files import held
 from gpt.tokenizer import Tokenizer
 from tests.prepared import contents, ids_of, texts_of
 
@@ -93,12 +94,16 @@ def test_a_folder_with_other_things_is_left_alone(name: str, tmp_path: Path) -> 
     assert (tmp_path / "data" / name).read_text() == "precious"
 
 
-def test_a_missing_shard_is_written_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_missing_or_damaged_shard_is_written_again(damaged: bool, tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "data", "bytes")
     shard = tmp_path / "data" / "train_000000.bin"
     content = shard.read_bytes()
-    shard.unlink()
+    if damaged:
+        shard.write_bytes(content[:-2] + b"\1\0")
+    else:
+        shard.unlink()
     _, written = prepare(sources, tmp_path / "data", "bytes")
     assert written
     assert shard.read_bytes() == content
@@ -200,14 +205,48 @@ def test_sources_that_change_between_the_readings_are_noticed(tmp_path: Path, mo
     original = module.plan
 
     def change_then_plan(*arguments: object) -> object:
-        with Path(sources[7]).open("a") as file:
-            file.write("more")
+        Path(sources[7]).write_text(Path(sources[7]).read_text().upper())  # of the same size
         return original(*arguments)
 
     monkeypatch.setattr(module, "plan", change_then_plan)
     with pytest.raises(ValueError, match=r"007\.txt changed while it was read"):
         prepare(sources, tmp_path / "data", "bytes")
     assert not (tmp_path / "data").exists()
+
+
+def test_ends_of_text_in_a_row_are_one(tmp_path: Path) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text(f"{number} words" * 20 + "<|endoftext|><|endoftext|>")
+    options = PrepareOptions(0.3, special_tokens="token")
+    manifest, _ = prepare([str(tmp_path / "*.txt")], tmp_path / "data", "bytes", options)
+    for split in ("train", "val"):
+        ids = ids_of(tmp_path / "data", split)
+        assert not ((ids[:-1] == 256) & (ids[1:] == 256)).any()
+        assert manifest.splits[split].documents == (ids == 256).sum()
+
+
+def test_two_at_once_do_not_write_to_one_folder(tmp_path: Path) -> None:
+    sources = _write_documents(tmp_path / "text")
+    (tmp_path / "data").mkdir()
+    with held(tmp_path / "data", "-"), pytest.raises(ValueError, match="another process is writing"):
+        prepare(sources, tmp_path / "data", "bytes")
+    prepare(sources, tmp_path / "data", "bytes")
+
+
+def test_other_options_leave_nothing_of_an_unfinished_run(tmp_path: Path) -> None:
+    sources = _write_documents(tmp_path / "text")
+    prepare(sources, tmp_path / "whole", "bytes")
+    prepare(sources, tmp_path / "data", "bytes", PrepareOptions(shard_tokens=100))
+    (tmp_path / "data" / "manifest.json").rename(tmp_path / "data" / "manifest.json.tmp")
+    (tmp_path / "data" / ".unfinished").touch()
+    (tmp_path / "data" / "notes_2.bin").write_text("precious")
+    (tmp_path / "literal.txt").write_text("<|endoftext|> " * 20)
+    with pytest.raises(ValueError, match="holds a literal"):
+        prepare([str(tmp_path / "literal.txt")], tmp_path / "data", "bytes", PrepareOptions(special_tokens="error"))
+    assert contents(tmp_path / "data") == {"notes_2.bin": b"precious"}
+    (tmp_path / "data" / "notes_2.bin").unlink()
+    prepare(sources, tmp_path / "data", "bytes")
+    assert contents(tmp_path / "data") == contents(tmp_path / "whole")
 
 
 COMMAND = [sys.executable, "scripts/prepare_data.py"]

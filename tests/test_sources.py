@@ -51,6 +51,9 @@ FORMATS: dict[str, Callable[[], bytes]] = {
     ".jsonl": _jsonl,
     ".json": lambda: json.dumps([{"text": row, "n": 1} for row in ROWS], indent=1).encode(),
     ".csv": _csv,
+    ".tsv": lambda: ("id\ttext\n" + "".join(f'1\t"{row.replace(chr(34), chr(34) * 2)}"\n' for row in ROWS)).encode(),
+    ".ndjson": _jsonl,
+    "-semicolons.csv": lambda: _csv().replace(b"id,text", b"id;text").replace(b',"', b';"'),
     ".parquet": _parquet,
 }
 
@@ -77,6 +80,13 @@ def test_plain_text_is_one_document_compressed_or_not(tmp_path: Path) -> None:
         (tmp_path / name).write_bytes(content)
         assert _texts(tmp_path / name) == [text]
         assert _texts(tmp_path / name, newlines="lf") == [text.replace("\r\n", "\n")]
+
+
+def test_an_object_over_several_lines_and_an_empty_table(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text('{\n "text": "one"\n}')
+    (tmp_path / "b.json").write_text('{"text": "one"}\n{"text": "two"}')
+    (tmp_path / "c.csv").write_text("")
+    assert [_texts(tmp_path / name) for name in ("a.json", "b.json", "c.csv")] == [["one"], ["one", "two"], []]
 
 
 def test_line_ends_are_normalised_in_rows_too(tmp_path: Path) -> None:
@@ -111,6 +121,25 @@ def test_folders_and_globs_are_read_in_the_order_of_paths(tmp_path: Path) -> Non
     assert _texts(tmp_path / "*.txt", tmp_path / "**" / "c.*") == ["b.txt", "sub/c.TXT"]
 
 
+def test_what_a_folder_leaves_out_is_said_and_links_are_followed_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "linked.txt").write_text("linked")
+    corpus = tmp_path / "corpus"
+    for folder in ("sub", ".git", "prepared"):
+        (corpus / folder).mkdir(parents=True)
+    for name in ("a.txt", "b.rst", "c.rst", "d.jsonl.bz2", ".hidden.txt", ".git/e.txt", "sub/f.txt"):
+        (corpus / name).write_text(name)
+    for name in ("manifest.json", "notes.txt"):
+        (corpus / "prepared" / name).write_text("{}")
+    (corpus / "link").symlink_to(tmp_path / "elsewhere")
+    (corpus / "sub" / "loop").symlink_to(corpus)
+    assert _texts(corpus) == ["a.txt", "linked", "sub/f.txt"]
+    assert "left out 3 files that have another ending (2 .rst, 1 .jsonl.bz2)" in caplog.text
+    assert sorted(_texts(corpus / "[abls]*")) == ["a.txt", "a.txt", "b.rst", "linked", "linked", "sub/f.txt"]
+
+
 def test_several_sources_in_the_order_given(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A")
     (tmp_path / "b.txt").write_text("B")
@@ -139,7 +168,11 @@ for source in ("saved", "hf:saved", "dict", "hf:files"):
 assert texts(str(folder / "dict"), split="other") == rows[:2]
 for source, options, words in [
     (f"hf:{folder / 'files'}", {"split": "nope"}, "nope"),
-    (f"{folder / 'dict'}", {"split": "nope"}, "nope"),
+    (f"{folder / 'dict'}", {"split": "nope"}, "has no split 'nope'; it has train, other"),
+    (f"{folder / 'saved'}", {"split": "nope"}, "leave out --split nope"),
+    (f"hf:{folder / 'nowhere'}", {}, "there is no folder"),
+    ("hf:", {}, "there is no folder"),
+    (str(folder), {}, "is a saved dataset; name it as a source of its own"),
     (f"hf:{folder / 'files'}", {"text_column": "body"}, "no column 'body'; it has 'text'"),
     ("hf:nobody/no-such-dataset", {}, "hf:nobody/no-such-dataset cannot be read"),
 ]:
@@ -167,11 +200,13 @@ for source, options, words in [
 # What is in the file, the options, and what the one line says: where it is, and what to do.
 ODD_INPUT: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.txt", b"fine\n\xff\xfe", {}, r"a\.txt is not UTF-8: byte 0xff at offset 5; .*--encoding-errors replace"),
-    ("a.txt", "text".encode("utf-16"), {}, r"a\.txt is not UTF-8: byte 0xff at offset 0"),
+    ("a.txt", "text".encode("utf-16"), {}, r"a\.txt is UTF-16, not UTF-8; .*iconv"),
     ("a.txt", b"x" * 2**20 + b"\xe2\x82", {}, r"byte 0xe2 at offset 1048576"),  # a character that ends too early
     ("a.txt", b"x" * (2**20 - 1) + b"\xe2\x28\xa1", {}, r"byte 0xe2 at offset 1048575"),  # across two blocks
     ("a.txt.gz", gzip.compress(b"text \xff"), {}, r"a\.txt\.gz is not UTF-8: byte 0xff at offset 5"),
     ("a.txt.gz", gzip.compress(b"text" * 9999)[:-20], {}, r"a\.txt\.gz is not gzip, or cut short"),
+    ("a.jsonl.gz", b"", {}, r"a\.jsonl\.gz is empty, which is no gzip"),
+    ("a.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", {}, r"line 1 is not JSON"),
     ("a.txt.gz", b"plain text", {}, r"a\.txt\.gz is not gzip, or cut short"),
     ("a.txt.zst", _zstd(b"text" * 9999)[:-5], {}, r"a\.txt\.zst is not zstd, or cut short"),
     ("a.jsonl", b'{"text": "a"}\n{"text": "b"', {}, r"a\.jsonl, line 2 is not JSON"),
@@ -181,13 +216,13 @@ ODD_INPUT: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', {}, r"line 2 holds half a surrogate pair"),
     ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', {}, r"a\.jsonl is not UTF-8: byte 0xff at offset 24"),
     ("a.jsonl", b'{"text": ' + b"[" * 100_000, {}, r"line 1 is (nested too deeply|not JSON)"),
-    ("a.json", b'{"text":\n "a"}', {}, r"a\.json, line 1 is not JSON.*one object on each line"),
+    ("a.json", b'{"text":\n "a"', {}, r"a\.json is not JSON.*one object on each line"),
     ("a.json", b'[{"text": "a"},', {}, r"a\.json is not JSON"),
     ("a.json", b'[{"text": "a"}, "b"]', {}, r"a\.json, row 2 is not an object"),
     ("a.csv", b"id,body\n1,a\n", {}, r"a\.csv has no column 'text'; it has 'id', 'body'"),
-    ("a.csv", b"text,text\na,b\n", {}, r"a\.csv has no column 'text'"),
-    ("a.csv", b"", {}, r"a\.csv has no column 'text'; it has none"),
-    ("a.csv", b"id;text\n1;a\n", {}, r"it has 'id;text'"),
+    ("a.csv", b"text,text\na,b\n", {}, r"a\.csv has 2 columns 'text'; rename one"),
+    ("a.csv", b"id;body\n1;a\n", {}, r"it has 'id;body'"),
+    ("a.csv", b"sep=;\n1;a\n", {}, r"it has 'sep=;'"),
     ("a.csv", b"id,text\n1,a,b\n", {}, r"a\.csv, line 2 has 3 columns and its header 2"),
     ("a.csv", b"id,text\n1\n", {}, r"a\.csv, line 2 has 1 columns"),
     ("a.csv", b'id,text\n1,"never ends\n', {}, r"a\.csv, line 2 is not CSV"),
@@ -216,7 +251,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
     for source, words in [
         ("missing.txt", r"no file or folder .*missing\.txt"),
         ("*.nothing", r"no file or folder .*\*\.nothing"),
-        ("folder", r"folder.* has no file ending in \.txt \.md \.jsonl \.json \.csv \.parquet"),
+        ("folder", r"folder.* has no file ending in \.txt \.md \.jsonl"),
     ]:
         with pytest.raises(ValueError, match=words):
             _texts(tmp_path / source)

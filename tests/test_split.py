@@ -93,6 +93,17 @@ def test_equal_documents_share_a_split() -> None:
     assert len(splits["val"]) % 3 == 0
 
 
+def test_of_equally_long_documents_the_hash_says_which_is_cut() -> None:
+    texts = ["a" * 3000, "b" * 3000]
+    assert sorted(_split(texts, 0.1)["val"]) == sorted(_split(texts[::-1], 0.1)["val"])
+
+
+@pytest.mark.parametrize("fraction", [0.1, 0.102, 0.104, 0.11, 0.5])
+def test_the_cut_is_never_inside_an_end_of_text(fraction: float) -> None:
+    splits = _split(["ab<|endoftext|>" * 300], fraction)
+    assert sum(part.count("<|endoftext|>") for parts in splits.values() for part in parts) == 300
+
+
 def test_a_lone_document_gives_its_end_from_a_line_start() -> None:
     text = "".join(f"line {number} é\n" for number in range(1000))
     splits = _split([text], 0.1)

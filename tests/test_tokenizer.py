@@ -168,7 +168,7 @@ def _toy(name: str, alphabet: str) -> Tokenizer:
 
 @pytest.mark.parametrize("name", ["gpt2", "r50k_base", "p50k_base", "p50k_edit", "cl100k_base", "o200k_base"])
 def test_pieces_have_the_ids_of_the_whole_for_every_known_pattern(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    alphabet = " \n\r\t\x1c\x85\u00a0\u2028abZ1.,!'s/²é\u0301漢_\U0001f600"
+    alphabet = " \n\r\t\x1c\x85\u00a0\u2028abZ12.,!'s/²é\u0301漢，_\U0001f600"
     tokenizer, generator = _toy(name, alphabet), random.Random(1)
     monkeypatch.setattr("gpt.tokenizer._PIECE", 7)
     number_of_pieces = 0
@@ -207,3 +207,22 @@ def test_a_run_that_still_overflows_is_one_line(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("gpt.tokenizer._LONG_RUN", 10**9)
     with pytest.raises(ValueError, match="run of whitespace is too long for tokenizer 'gpt2'"):
         Tokenizer("gpt2").encode("a" + " " * 1_200_000 + "b")
+
+
+def test_text_without_spaces_is_cut_too() -> None:
+    generator = random.Random(0)
+    base64_text = base64.b64encode(generator.randbytes(600_000)).decode()
+    chinese = "，".join("深度学习" * 5 for _ in range(30_000))
+    for text in (base64_text, chinese):
+        pieces = list(Tokenizer("gpt2").pieces([text]))
+        assert max(map(len, pieces)) < 2**17 + 1000
+        assert [i for piece in pieces for i in Tokenizer("gpt2").encode(piece)] == Tokenizer("gpt2").encode(text)
+    assert max(map(len, Tokenizer("bytes").pieces(["ACGT" * 250_000]))) <= 2**17
+    literal = "<|endoftext|>" * 50_000
+    pieces = list(Tokenizer("bytes").pieces([literal[:7], literal[7:]]))
+    assert sum(piece.count("<|endoftext|>") for piece in pieces) == 50_000
+
+
+def test_half_a_character_is_named() -> None:
+    with pytest.raises(ValueError, match=r"'\\udce9' in the text is no character"):
+        Tokenizer("gpt2").encode("x\udce9y")

@@ -21,6 +21,7 @@ from gpt.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+_SCRIPT = Path(__file__).parents[2] / "scripts" / "prepare_data.py"
 _CHUNK = 2**17  # characters; tiktoken is at its best with chunks of this size
 _LOADER_SECONDS = 5.0
 
@@ -48,7 +49,7 @@ def write_text(path: Path, megabytes: int) -> int:
 
 def _prepare_rate(text: Path, size: int, folder: Path, workers: int) -> float:
     shutil.rmtree(folder, ignore_errors=True)
-    command = [sys.executable, "scripts/prepare_data.py", str(text), "--output", str(folder), "--workers", str(workers)]
+    command = [sys.executable, str(_SCRIPT), str(text), "--output", str(folder), "--workers", str(workers)]
     started = time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     return size / 1e6 / (time.perf_counter() - started)

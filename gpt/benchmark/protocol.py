@@ -77,7 +77,10 @@ def alternate(first: Callable[[], float], second: Callable[[], float], pairs: in
 
 
 def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Median, and its 95% interval by resampling with replacement (Efron 1979), from a fixed seed."""
+    """Median, and its 95% interval by resampling with replacement (Efron 1979), from a fixed seed.
+
+    Of few values (four, say), the interval is about their whole range.
+    """
     array = np.asarray(values, dtype=np.float64)
     picks = np.random.default_rng(0).integers(0, len(array), (_RESAMPLES, len(array)))
     low, high = np.percentile(np.median(array[picks], axis=1), [2.5, 97.5])
@@ -115,7 +118,8 @@ def table(rows: Sequence[Row]) -> str:
     """The rows for a person."""
     lines = []
     for row in rows:
-        goal = "" if row.must is None else f"must {row.must:g}, aim {row.aim:g}: {row.met}"
+        aim = "" if row.aim is None else f", aim {row.aim:g}"
+        goal = "" if row.must is None else f"must {row.must:g}{aim}: {row.met}"
         interval = f"{row.value:.4g} [{row.low:.4g}, {row.high:.4g}] {row.unit}"
         lines.append(f"{row.work} | {row.against} | {interval} | {goal}".rstrip(" |"))
     return "\n".join(lines)

@@ -3,13 +3,17 @@
 import codecs
 import hashlib
 import io
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+log = logging.getLogger(__name__)
+
 _BLOCK_BYTES = 2**20
+DEFAULT_SPLIT = "train"
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
@@ -28,7 +32,7 @@ class ReadOptions:
     """
 
     text_column: str = "text"
-    split: str = "train"
+    split: str = DEFAULT_SPLIT
     encoding_errors: str = "strict"
     newlines: str = "keep"
 
@@ -100,8 +104,10 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
         return
     import pyarrow  # takes 0.1 s, and most text is not compressed
 
+    if path.stat().st_size == 0:
+        raise ValueError(f"{path} is empty, which is no {compression}; make it anew")
     try:
-        with pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), compression) as file:
+        with path.open("rb") as content, pyarrow.CompressedInputStream(content, compression) as file:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.filename is not None:
@@ -119,7 +125,7 @@ def decode_file(path: Path, options: ReadOptions) -> Iterator[str]:
     """
     decoder = codecs.getincrementaldecoder("utf-8")(options.encoding_errors)
     line_ends = io.IncrementalNewlineDecoder(None, translate=True)
-    offset, first, block = 0, True, b"-"
+    offset, first, nul, block = 0, True, False, b"-"
     with open_decompressed(path) as file:
         while block:
             block = file.read(_BLOCK_BYTES)
@@ -129,6 +135,9 @@ def decode_file(path: Path, options: ReadOptions) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 raise not_utf8(str(path), error, offset - undecoded) from None
             offset += len(block)
+            if not nul and "\0" in text:
+                nul = True
+                log.warning("%s has NUL characters in it; is it text?", path)
             if first and text:
                 first, text = False, text.removeprefix("\ufeff")
             if options.newlines == "lf":
@@ -139,6 +148,8 @@ def decode_file(path: Path, options: ReadOptions) -> Iterator[str]:
 
 def not_utf8(name: str, error: UnicodeDecodeError, offset: int) -> ValueError:
     """The error of bytes that are not UTF-8: where they are, counted from ``offset`` on, and what to do."""
+    if offset + error.start == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return ValueError(f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8")
     byte = error.object[error.start]
     return ValueError(
         f"{name} is not UTF-8: byte {byte:#04x} at offset {offset + error.start}; convert it to UTF-8, or use "

@@ -22,6 +22,7 @@ class Piece:
     split: str
     begins_document: bool
     text: str
+    document: str  # its name, for messages
 
 
 @dataclass(frozen=True)
@@ -73,12 +74,21 @@ def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: bool) -
     utf8_bytes: dict[str, int] = {}
     begin = np.array([tokenizer.eot_id], dtype=np.uint32)
     for piece in batch:
-        ids = tokenizer.encode_array(piece.text, end_of_text)
+        try:
+            ids = tokenizer.encode_array(piece.text, end_of_text)
+        except ValueError as error:
+            raise ValueError(f"{piece.document}: {error}") from None
         of_split = tokens.setdefault(piece.split, [])
-        # A text that begins with the token itself needs no other.
-        if piece.begins_document and not (end_of_text and ids[0] == tokenizer.eot_id):
+        if piece.begins_document:
             of_split.append(begin)
         of_split.append(ids)
         size = utf8_length(piece.text) - (len(END_OF_TEXT) * piece.text.count(END_OF_TEXT) if end_of_text else 0)
         utf8_bytes[piece.split] = utf8_bytes.get(piece.split, 0) + size
-    return Encoded({name: np.concatenate(parts) for name, parts in tokens.items()}, utf8_bytes)
+    joined = {name: np.concatenate(parts) for name, parts in tokens.items()}
+    return Encoded({n: _no_empty_documents(ids, tokenizer.eot_id) for n, ids in joined.items()}, utf8_bytes)
+
+
+def _no_empty_documents(ids: NDArray[np.uint32], eot_id: int) -> NDArray[np.uint32]:
+    """Of several ends of text in a row, one: a text that begins or ends with the token itself needs no other."""
+    is_eot = ids == eot_id
+    return ids[~np.append(is_eot[:-1] & is_eot[1:], False)]

@@ -53,6 +53,8 @@ def adopt(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
             f"{folder} is of nanoGPT's character vocabulary (meta.pkl), not of a tokenizer: prepare its text"
         )
     tokenizer = Tokenizer(tokenizer_name)
+    if (folder / MANIFEST_NAME).exists() and Manifest.load(folder).options:
+        raise ValueError(f"{folder} is prepared data already; check it with --verify")
     paths: dict[str, list[Path]] = {"train": [], "val": []}
     for path in token_files(folder):
         splits = [split for split in paths if split in path.stem]
@@ -115,6 +117,8 @@ class _Reader:
                 documents += int((chunk == self.tokenizer.eot_id).sum())
                 utf8_bytes += int(self._utf8_lengths[chunk].sum())
             shards.append(Shard(path.name, len(tokens), sha256_of_file(path)))
+        if utf8_bytes == 0:
+            raise ValueError(f"{paths[0]} holds no text, only ends of it")
         return Split(sum(shard.tokens for shard in shards), documents, utf8_bytes, tuple(shards))
 
     def _check(self, path: Path, tokens: NDArray[Any]) -> None:
@@ -123,3 +127,5 @@ class _Reader:
                 f"{path} holds {tokens.dtype} and tokenizer {self.tokenizer.name!r} needs {self.dtype}; "
                 "give the one that it was made with, with --tokenizer"
             )
+        if self.layout == NANOGPT and len(tokens) > 1 and not tokens[1:_CHUNK:2].any():
+            raise ValueError(f"{path} looks like ids of 32 bits; without a header they must be uint16, as nanoGPT's")

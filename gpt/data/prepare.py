@@ -1,5 +1,6 @@
 """Documents to token shards: split them by hash, encode them on several threads, write shards and manifest."""
 
+import hashlib
 import logging
 import time
 from collections.abc import Iterable, Iterator
@@ -11,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.documents import Document, ReadOptions, utf8_length
+from gpt.data.documents import Document, ReadOptions
 from gpt.data.encoding import Piece, encode_pieces
 from gpt.data.shards import MANIFEST_NAME, Manifest, Shard, ShardWriter, Split, SplitTokens, dtype_for
 from gpt.data.sources import HUB, read_documents
 from gpt.data.split import Plan, Survey, key_of, plan, survey, threshold
-from gpt.files import sha256_of_text
+from gpt.files import held, sha256_of_text
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ class PrepareOptions:
         special_tokens: whether a literal ``<|endoftext|>`` in the text is ordinary ``"text"``, the ``"token"``, or
             an ``"error"``.
         seed: another one chooses other documents for validation.
-        streaming: read the documents once only.
+        streaming: go through the documents once only.
 
     Raises:
         ValueError: there is no such choice.
@@ -70,8 +71,8 @@ def prepare(
     """Turn sources into shards and a manifest; if just that is there already, leave it alone.
 
     The documents are read twice: first to know their hashes and sizes, by which ``split.plan`` chooses the
-    validation split, then to encode them. With ``streaming`` they are read once: a document's hash alone decides,
-    so the fraction holds on average, no document is cut, and a finished folder is trusted rather than compared.
+    validation split, then to encode them. With ``streaming`` the corpus is gone through once: a document's hash alone
+    decides, so the fraction holds on average, no document is cut, and a finished folder is trusted, not compared.
 
     Args:
         sources: as ``read_documents`` takes them.
@@ -103,38 +104,46 @@ def prepare(
         chosen = plan(found, options.val_fraction, read_documents(sources, reading))
     described = {**asdict(options), **asdict(reading)}
     if existing is not None:
-        if (existing.corpus_sha256, existing.tokenizer_sha256, existing.options) != (
-            corpus,
-            tokenizer.sha256,
-            described,
-        ):
+        same = {
+            "text": existing.corpus_sha256 == corpus,
+            "tokenizer": existing.tokenizer_sha256 == tokenizer.sha256,
+            **{f"--{key.replace('_', '-')}": existing.options.get(key) == value for key, value in described.items()},
+        }
+        if others := [name for name, equal in same.items() if not equal]:
             raise ValueError(
-                f"{output} holds data prepared from other sources or options; delete it or choose another --output"
+                f"{output} holds data prepared from other sources or options ({', '.join(others)}); delete it or "
+                "choose another --output"
             )
         if _complete(output, existing):
+            (output / _UNFINISHED).unlink(missing_ok=True)
             return existing, False
     output.mkdir(parents=True, exist_ok=True)
-    (output / _UNFINISHED).touch()
-    documents = read_documents(sources, reading)
-    try:
-        splits = _write_splits(documents, output, tokenizer, options, chosen, found, workers)
-    except ValueError:  # the same again would come to the same end
-        if existing is None:
-            _remove_unfinished(output)
-        raise
-    manifest = Manifest(
-        tokenizer=tokenizer.name,
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        eot_id=tokenizer.eot_id,
-        dtype=dtype_for(tokenizer.vocab_size).name,
-        splits=splits,
-        corpus_sha256=corpus,
-        sources=tuple(sources),
-        options=described,
-    )
-    manifest.save(output)
-    (output / _UNFINISHED).unlink()
+    with held(output, f"another process is writing to {output}; wait for it, or stop it"):
+        (output / _UNFINISHED).touch()
+        _remove_shards(output)
+        documents = read_documents(sources, reading)
+        try:
+            splits = _write_splits(documents, output, tokenizer, options, chosen, found, workers)
+        except ValueError:  # the same again would come to the same end
+            if existing is None:
+                _remove_shards(output)
+                (output / _UNFINISHED).unlink()
+                with suppress(OSError):  # something else has come into it
+                    output.rmdir()
+            raise
+        manifest = Manifest(
+            tokenizer=tokenizer.name,
+            tokenizer_sha256=tokenizer.sha256,
+            vocab_size=tokenizer.vocab_size,
+            eot_id=tokenizer.eot_id,
+            dtype=dtype_for(tokenizer.vocab_size).name,
+            splits=splits,
+            corpus_sha256=corpus,
+            sources=tuple(sources),
+            options=described,
+        )
+        manifest.save(output)
+        (output / _UNFINISHED).unlink()
     return manifest, True
 
 
@@ -158,19 +167,18 @@ def _existing(output: Path) -> Manifest | None:
 def _complete(output: Path, manifest: Manifest) -> bool:
     try:
         for split in manifest.splits:
-            SplitTokens(output, manifest, split)
+            SplitTokens(output, manifest, split).check_bytes()
     except ValueError as error:
         log.warning("%s", error)
         return False
     return True
 
 
-def _remove_unfinished(output: Path) -> None:
-    """Take back what was written to a folder that was empty before."""
-    for path in [*output.glob("*_[0-9]*.bin"), output / _UNFINISHED]:
-        path.unlink()
-    with suppress(OSError):  # something else has come into it
-        output.rmdir()
+def _remove_shards(output: Path) -> None:
+    """Clear away what an earlier run left: other options may have made more shards."""
+    for split in SPLITS:
+        for path in output.glob(f"{split}_[0-9][0-9][0-9][0-9][0-9][0-9].bin"):
+            path.unlink()
 
 
 def _write_splits(
@@ -211,11 +219,13 @@ def _pieces(
         if found is None:
             digest, size = document.measure()
             key = key_of(digest, options.seed)
+            if size == 0:
+                log.warning("left out %s, which is empty", document.name)
         elif number == len(found.keys):
             break
         else:
             key, size = found.keys[number], found.sizes[number]
-        seen = 0
+        seen = hashlib.sha256()
         for split, chunks in chosen.parts(key, size, document):
             begins = True
             for text in tokenizer.pieces(chunks):
@@ -224,10 +234,10 @@ def _pieces(
                         f"{document.name} holds a literal {END_OF_TEXT}; --special-tokens text takes it for ordinary "
                         "characters, --special-tokens token for the end of a document"
                     )
-                yield Piece(split, begins, text)
+                yield Piece(split, begins, text, document.name)
                 begins = False
-                seen += utf8_length(text)
-        if seen != size:
+                seen.update(text.encode())
+        if key_of(seen.digest(), options.seed) != key:
             raise ValueError(f"{document.name} changed while it was read; run this again")
     if found is not None and number + 1 != len(found.keys):
         raise ValueError("the sources changed while they were read; run this again")
@@ -240,11 +250,16 @@ class _SplitWriter:
         self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
         self._eot_id = eot_id
         self._documents = self._utf8_bytes = self.tokens = 0
+        self._ends_with_eot = False
         self._shards: list[Shard] = []
         self._writer: ShardWriter | None = None
 
     def add(self, tokens: NDArray[np.uint32], utf8_bytes: int) -> None:
-        """Add (n,) ids."""
+        """Add (n,) ids; of two ends of text in a row, one."""
+        if self._ends_with_eot and tokens[0] == self._eot_id:
+            tokens = tokens[1:]
+        if len(tokens):
+            self._ends_with_eot = bool(tokens[-1] == self._eot_id)
         self._documents += int((tokens == self._eot_id).sum())
         self._utf8_bytes += utf8_bytes
         self.tokens += len(tokens)
@@ -278,8 +293,8 @@ class _SplitWriter:
 class _Progress:
     """Says now and then how far the work is, and how fast."""
 
-    def __init__(self, total: int | None, verb: str = "encoded") -> None:
-        self._total, self._verb, self._done = total, verb, 0
+    def __init__(self, total: int | None) -> None:
+        self._total, self._done = total, 0
         self._started = time.monotonic()
         self._due = self._started + _PROGRESS_SECONDS
 
@@ -292,7 +307,7 @@ class _Progress:
         rate = self._done / (now - self._started)
         of = f" of {self._total / 1e6:.0f}" if self._total else ""
         left = f", {(self._total - self._done) / rate:.0f} s left" if self._total else ""
-        log.info("%s %.0f%s MB, %.1f MB/s%s", self._verb, self._done / 1e6, of, rate / 1e6, left)
+        log.info("encoded %.0f%s MB, %.1f MB/s%s", self._done / 1e6, of, rate / 1e6, left)
         self._due = now + _PROGRESS_SECONDS
 
 

@@ -9,13 +9,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.data.documents import Document, ReadOptions, decode_file, document_of_row, not_utf8, open_decompressed
+from gpt.data.documents import (
+    DEFAULT_SPLIT,
+    Document,
+    ReadOptions,
+    base_suffix,
+    decode_file,
+    document_of_row,
+    not_utf8,
+    open_decompressed,
+)
 
 if TYPE_CHECKING:
     import pyarrow
 
 _BATCH_ROWS = 1000
-SAVED_DATASET = ("dataset_info.json", "dataset_dict.json")  # what save_to_disk leaves in a folder
 
 
 def json_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
@@ -33,7 +41,14 @@ def json_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
         for name, row in zip(names, rows, strict=False):
             yield _of_object(name, row, options)
         return
-    for number, line in enumerate(_lines(chunks), start=1):
+    lines = _lines(chunks)
+    if base_suffix(path) == ".json":  # an object over several lines
+        first = next(lines, "")
+        if first.strip() and not _is_json(first):
+            yield _of_object(str(path), _parse("".join([first, *lines]), str(path)), options)
+            return
+        lines = itertools.chain([first], lines)
+    for number, line in enumerate(lines, start=1):
         if line.strip():
             name = f"{path}, line {number}"
             yield _of_object(name, _parse(line, name), options)
@@ -42,13 +57,20 @@ def json_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
 def csv_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
     """One document per row, after a first row with the names of the columns.
 
+    Columns are separated by whichever of comma, semicolon and tab makes a column of that name.
+
     Raises:
         ValueError: naming the line: no such column, a row of another length, or a quote that never ends.
     """
     csv.field_size_limit(sys.maxsize)
-    reader = csv.reader(_lines(decode_file(path, replace(options, newlines="keep"))), strict=True)
+    lines = _lines(decode_file(path, replace(options, newlines="keep")))
+    first = next(lines, "")
+    separators = [s for s in ",;\t" if options.text_column in next(csv.reader([first], delimiter=s), [])]
+    reader = csv.reader(itertools.chain([first], lines), delimiter=(separators or [","])[0], strict=True)
     try:
         header = next(reader, [])
+        if not header:
+            return
         if header.count(options.text_column) != 1:
             raise _no_column(str(path), options, header)
         column = header.index(options.text_column)
@@ -77,7 +99,7 @@ def parquet_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
             content = parquet.ParquetFile(file if file.seekable() else pyarrow.BufferReader(file.read()))
         except pyarrow.ArrowException as error:
             raise ValueError(f"{path} is not Parquet, or cut short: {error}; make it anew") from None
-        if options.text_column not in content.schema_arrow.names:
+        if content.schema_arrow.names.count(options.text_column) != 1:
             raise _no_column(str(path), options, content.schema_arrow.names)
         try:
             batches = content.iter_batches(batch_size=_BATCH_ROWS, columns=[options.text_column])
@@ -100,12 +122,18 @@ def dataset_documents(name: str, options: ReadOptions) -> Iterator[Document]:
     import datasets
 
     folder, _, config = name.partition(":")
-    saved = any((Path(name) / marker).exists() for marker in SAVED_DATASET)
+    saved = is_saved_dataset(Path(name))
+    if not folder or (folder[0] in "/.~" and not Path(folder).is_dir()):
+        raise ValueError(f"there is no folder {folder!r}; give hf: and a name on the Hub or a dataset's folder")
     try:
         if saved:
             rows = datasets.load_from_disk(name)
             if isinstance(rows, datasets.DatasetDict):
+                if options.split not in rows:
+                    raise ValueError(f"{name} has no split {options.split!r}; it has {', '.join(rows)}")
                 rows = rows[options.split]
+            elif options.split not in (DEFAULT_SPLIT, str(rows.split)):
+                raise ValueError(f"{name} is one split; leave out --split {options.split}")
         else:
             rows = datasets.load_dataset(folder, config or None, split=options.split, streaming=True)
         tables = iter(rows.with_format("arrow").iter(batch_size=_BATCH_ROWS))
@@ -116,6 +144,11 @@ def dataset_documents(name: str, options: ReadOptions) -> Iterator[Document]:
         raise _dataset_error(name, error) from None
     except Exception as error:  # the library's own, the network's and those of a dozen file formats
         raise _dataset_error(name, error) from None
+
+
+def is_saved_dataset(folder: Path) -> bool:
+    """Whether ``save_to_disk`` of ``datasets`` has written a folder."""
+    return any((folder / marker).exists() for marker in ("dataset_info.json", "dataset_dict.json"))
 
 
 def _dataset_error(name: str, error: Exception) -> ValueError:
@@ -178,10 +211,18 @@ def _of_object(name: str, row: Any, options: ReadOptions) -> Document:
     return document_of_row(name, text or "", options)
 
 
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def _parse(text: str, name: str) -> Any:
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
+    except ValueError as error:  # also a number of more digits than Python reads
         raise ValueError(f"{name} is not JSON: {error}; mend it (JSON Lines has one object on each line)") from None
     except RecursionError:
         raise ValueError(f"{name} is nested too deeply to be a row of text") from None
@@ -189,6 +230,10 @@ def _parse(text: str, name: str) -> Any:
 
 def _no_column(name: str, options: ReadOptions, columns: Sequence[str]) -> ValueError:
     there = ", ".join(map(repr, columns[:20])) or "none"
+    if columns.count(options.text_column) > 1:
+        return ValueError(
+            f"{name} has {columns.count(options.text_column)} columns {options.text_column!r}; rename one"
+        )
     return ValueError(f"{name} has no column {options.text_column!r}; it has {there}: choose one with --text-column")
 
 

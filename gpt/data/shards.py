@@ -142,8 +142,10 @@ def _open_nanogpt(path: Path) -> NDArray[Any]:
 def _open_npy(path: Path) -> NDArray[Any]:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # of a damaged header, whatever Python's parser says of it
         raise ValueError(f"{path} is not an array that NumPy reads: {error}; prepare it again") from None
+    if not isinstance(tokens, np.ndarray):
+        raise ValueError(f"{path} holds several arrays (it is an .npz); tokens are one")
     if tokens.ndim != 1 or tokens.dtype not in _FORMATS or len(tokens) == 0:
         raise ValueError(
             f"{path} is a {tokens.dtype} array of shape {tokens.shape}; tokens are a row of uint16 or uint32"
@@ -181,7 +183,8 @@ class Manifest:
         eot_id: id of the end of text, which begins each document.
         dtype: ``"uint16"`` or ``"uint32"``.
         splits: ``"train"`` and ``"val"``.
-        corpus_sha256: hash over the documents, in their order, so that changed sources are noticed.
+        corpus_sha256: hash over the documents, in their order, so that changed sources are noticed; after
+            ``--streaming`` over the names of the sources, and of token files of others over those files.
         sources: what the user named.
         options: what the user chose.
         layout: of the shards: llm.c's, nanoGPT's or NumPy's.
@@ -291,15 +294,25 @@ class SplitTokens:
         while start < stop:
             shard_start = int(self._ends[shard]) - len(arrays[shard])
             end = min(stop, int(self._ends[shard]))
-            pieces.append(arrays[shard][start - shard_start : end - shard_start])
+            piece = arrays[shard][start - shard_start : end - shard_start]
+            if piece.max() >= self.vocab_size:
+                raise ValueError(
+                    f"id {piece.max()} in {self._paths[shard]} is outside the vocabulary of {self.vocab_size}; "
+                    "check the files with prepare_data.py --verify"
+                )
+            pieces.append(piece)
             start, shard = end, shard + 1
-        tokens = np.concatenate(pieces).astype(np.int64)
-        if tokens.max() >= self.vocab_size:
-            raise ValueError(
-                f"id {tokens.max()} in {self._paths[shard - 1]} is outside the vocabulary of {self.vocab_size}; "
-                "check the files with prepare_data.py --verify"
-            )
-        return tokens
+        return np.concatenate(pieces).astype(np.int64)
+
+    def check_bytes(self) -> None:
+        """Compare every shard's hash with the manifest's.
+
+        Raises:
+            ValueError: a shard has changed.
+        """
+        for path, shard in zip(self._paths, self.info.shards, strict=True):
+            if sha256_of_file(path) != shard.sha256:
+                raise ValueError(f"shard {path} has changed since it was written; prepare the data again")
 
     def _open(self) -> list[NDArray[Any]]:
         if self._arrays is None:
@@ -319,13 +332,9 @@ def verify(folder: Path) -> Manifest:
     """
     manifest = Manifest.load(folder)
     manifest.check_tokenizer(Tokenizer(manifest.tokenizer))
-    for name, split in manifest.splits.items():
-        tokens = SplitTokens(folder, manifest, name)
-        for shard in split.shards:
-            if sha256_of_file(folder / shard.name) != shard.sha256:
-                raise ValueError(
-                    f"shard {folder / shard.name} has changed since it was written; prepare the data again"
-                )
+    for split in manifest.splits:
+        tokens = SplitTokens(folder, manifest, split)
+        tokens.check_bytes()
         for start in range(0, len(tokens), 2**20):
             tokens.read(start, min(start + 2**20, len(tokens)))
     return manifest

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt.data.documents import Document, utf8_length
+from gpt.tokenizer import END_OF_TEXT
 
 log = logging.getLogger(__name__)
 
@@ -63,18 +64,18 @@ def survey(documents: Iterable[Document], seed: int) -> Survey:
         ValueError: there is no text.
     """
     keys, sizes, corpus = array("Q"), array("Q"), hashlib.sha256()
-    empty: list[str] = []
+    empty, first_empty = 0, ""
     for document in documents:
         digest, size = document.measure()
         keys.append(key_of(digest, seed))
         sizes.append(size)
         corpus.update(digest)
         if size == 0:
-            empty.append(document.name)
+            empty, first_empty = empty + 1, first_empty or document.name
     if not any(sizes):
         raise ValueError("the sources hold no text; give some with text in it")
     if empty:
-        log.warning("left out %d empty documents, the first of them %s", len(empty), empty[0])
+        log.warning("left out %d empty documents, the first of them %s", empty, first_empty)
     return Survey(keys, sizes, corpus.hexdigest())
 
 
@@ -105,14 +106,16 @@ def plan(found: Survey, val_fraction: float, documents: Iterable[Document]) -> P
     chosen = int(eligible[keys < below].sum())
     if chosen >= wanted / 2:
         return Plan(below, wanted)
-    longest = int(np.argmax(sizes))
+    longest = int(np.lexsort((keys, -sizes.astype(np.int64)))[0])  # of equal ones, that with the lowest key
     key, size = int(keys[longest]), int(sizes[longest])
     copies = int((keys == key).sum())
     if key < below and size <= wanted:
         chosen -= copies * size
     alone = copies == len(keys)
     missing = min((wanted - chosen) / copies, size if alone else size / 2)
-    document = next(document for number, document in enumerate(documents) if number == numbers[longest])
+    document = next((document for number, document in enumerate(documents) if number == numbers[longest]), None)
+    if document is None:
+        raise ValueError("the sources changed while they were read; run this again")
     return Plan(below, wanted, key, _find_cut(document, size, missing))
 
 
@@ -133,6 +136,10 @@ def _find_cut(document: Document, size: int, val_bytes: float) -> int:
         next_line = chunk.find("\n", max(0, cut - 1)) + 1
         if next_line > 0 and len(chunk[cut:next_line].encode()) < val_bytes / 2:
             cut = next_line
+        # Not inside a literal end of text, which would no longer be one.
+        literal = chunk.find(END_OF_TEXT, max(0, cut - len(END_OF_TEXT) + 1), cut + len(END_OF_TEXT) - 1)
+        if literal >= 0:
+            cut = literal if before + literal > 0 else literal + len(END_OF_TEXT)
         if before + cut > 0 and val_bytes >= 1:
             return before + cut
         break

@@ -42,7 +42,7 @@ def preflight(
         f"data: {config.data.path} (tokenizer {manifest.tokenizer}), {per_epoch:,} tokens an epoch, "
         f"{len(data.val_windows):,} validation windows",
         f"run: {options.max_steps:,} steps of {config.tokens_per_step:,} tokens = {epochs:.2f} epochs; warmup "
-        f"{min(config.optim.warmup_steps, options.max_steps):,} steps; validation every "
+        f"{config.optim.warmup_steps:,} steps; validation every "
         f"{options.validate_every_steps:,}; {config.accumulation} x {config.data.micro_batch_size} windows per step"
         + (f" on each of {config.world_size} processes" if config.world_size > 1 else ""),
         f"device: {trainer.strategy.root_device}, {trainer.precision}, {attention_kernel(config, trainer)} attention",

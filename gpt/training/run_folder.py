@@ -1,6 +1,5 @@
 """Which folder a run has, and what may be changed when it is continued. No heavy import here."""
 
-import fcntl
 import itertools
 import json
 import logging
@@ -14,6 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from gpt.files import held
 from gpt.training.config import RunConfig, parse_config
 
 log = logging.getLogger(__name__)
@@ -167,17 +167,8 @@ def locked(run_dir: Path) -> Iterator[None]:
     Raises:
         ValueError: another process holds it.
     """
-    descriptor = os.open(run_dir, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ValueError(f"another process is training in {run_dir}; wait for it, or stop it") from None
-        for path in run_dir.glob("*.tmp"):
-            path.unlink()
+    with held(run_dir, f"another process is training in {run_dir}; wait for it, or stop it"):
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _latest(parent: Path, run_name: str | None, default_name: str) -> Path:
