@@ -5,16 +5,22 @@ import logging
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt.command_line import ArgumentParser, print_json, run
+
+if TYPE_CHECKING:
+    from gpt.benchmark.train import Peers
 
 DESCRIPTION = """\
 Measure, alternating with what it is measured against, and print ratios with their 95% interval.
 
+  python scripts/benchmark.py train --peers transformers nanogpt=../nanoGPT
   python scripts/benchmark.py data
 """
 EPILOG = """\
 Rows (minutes each on 2 CPU cores):
+  train:     step (4), long (13), noise (1), scaling (4); on a GPU: gpu (4), noise (1)
   data:      prepare (3), loader (0.5)
 
 Leave the machine alone meanwhile. --json prints {"rows": [...]}, each with the keys work, against, value, low, high,
@@ -30,8 +36,15 @@ def parser() -> ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("data",), help="which benchmark")
+    parser.add_argument("what", choices=("train", "data"), help="which benchmark")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows; see below")
+    parser.add_argument(
+        "--peers",
+        nargs="+",
+        default=[],
+        metavar="PEER",
+        help="whom to measure against: transformers, nanogpt=DIR (a checkout); also with a comma between them",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
 
@@ -42,10 +55,10 @@ def body(argv: list[str]) -> int:
     # Imported here so that --help answers at once.
     from dataclasses import asdict
 
-    from gpt.benchmark import data
+    from gpt.benchmark import data, train
     from gpt.benchmark.protocol import table
 
-    available = {"data": data.ROWS}[args.what]
+    available = data.ROWS if args.what == "data" else train.rows(_peers(args.peers))
     names = args.rows or list(available)
     if unknown := [name for name in names if name not in available]:
         raise ValueError(f"there is no row {unknown[0]!r} in {args.what}; it has {', '.join(available)}")
@@ -59,6 +72,21 @@ def body(argv: list[str]) -> int:
     else:
         print(table(rows))
     return 0
+
+
+def _peers(names: list[str]) -> "Peers":
+    from gpt.benchmark.train import Peers
+
+    folder, transformers = None, False
+    for name in ",".join(names).split(",") if names else []:
+        kind, _, where = name.partition("=")
+        if kind == "nanogpt" and where:
+            folder = Path(where)
+        elif name == "transformers":
+            transformers = True
+        else:
+            raise ValueError(f"--peers {name!r} is unknown; give transformers or nanogpt=DIR")
+    return Peers(folder, transformers)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -51,6 +51,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         total = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(head_weight)
+        mixed = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype != torch.float32
         for rows in _chunks(len(targets), len(head_weight)):
             log_probabilities = _log_probabilities(hidden[rows], head_weight)  # (n, V)
             total += _summed_loss(log_probabilities, targets[rows])
@@ -59,14 +60,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             grad_logits = log_probabilities.exp_().mul_(counts)
             grad_logits.scatter_add_(1, targets[rows].clamp(min=0)[:, None], -counts)
             grad_hidden[rows] = grad_logits @ head_weight
-            grad_weight += grad_logits.T @ hidden[rows]
+            if mixed:
+                grad_weight += grad_logits.T @ hidden[rows]
+            else:  # adds to what is there: no product of the size of the weights in fresh memory
+                grad_weight.addmm_(grad_logits.T, hidden[rows])
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grad_total, grad_weight * grad_total, None
+        # In place: they are this function's own, and a backward pass runs once.
+        return grad_hidden.mul_(grad_total), grad_weight.mul_(grad_total), None
 
 
 def _chunks(num_rows: int, vocab_size: int) -> list[slice]:

@@ -1,0 +1,166 @@
+"""Who is measured: each takes whole optimizer steps from the same weights, on the same batches.
+
+All have dropout 0, clip the gradient to norm 1, and AdamW with the same learning rate and weight decay.
+"""
+
+import importlib.util
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gpt.huggingface import to_gpt2
+from gpt.model.config import GPTConfig
+from gpt.model.loss import next_token_loss
+from gpt.model.transformer import GPT
+from gpt.training.config import OptimConfig
+from gpt.training.optim import build_optimizer
+
+LEARNING_RATE = 1e-5  # small: the losses of all contenders stay comparable over a benchmark's steps
+BETAS = (0.9, 0.95)
+WEIGHT_DECAY = 0.1
+
+Weights = dict[str, Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass
+class Contender:
+    """A model with its optimizer.
+
+    Args:
+        name: for the table.
+        model: its parameters are trained.
+        loss: mean loss in nats from inputs and targets, (B, T) each, int64.
+        optimizer: over the model's parameters.
+        clip: scales the gradient to norm 1.
+    """
+
+    name: str
+    model: nn.Module
+    loss: Loss
+    optimizer: torch.optim.Optimizer
+    clip: Callable[[], Any]
+
+    def step(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """One whole optimizer step; returns the loss before it."""
+        self.optimizer.zero_grad(set_to_none=True)
+        loss = self.loss(inputs, targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.clip()
+        self.optimizer.step()
+        return loss.detach()
+
+    def seconds(self, batches: list[tuple[Tensor, Tensor]]) -> float:
+        """Wall time of a step on each batch, the device waited for once, at the end."""
+        device = next(self.model.parameters()).device
+        started = time.perf_counter()
+        for inputs, targets in batches:
+            self.step(inputs, targets)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter() - started
+
+
+def ours(config: GPTConfig, weights: Weights, device: torch.device, compiled: bool = False) -> Contender:
+    """This project's step, as ``GPTModule`` takes it."""
+    with torch.device("meta"):
+        model = GPT(config)
+    model.load_state_dict({name: tensor.clone() for name, tensor in weights.items()}, assign=True)
+    model.to(device).train()
+    optim = OptimConfig(learning_rate=LEARNING_RATE, min_learning_rate=0.0, betas=BETAS, weight_decay=WEIGHT_DECAY)
+    optimizer = build_optimizer(model, optim)
+    if compiled:
+        model.transformer.compile()
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        with _autocast(device):
+            return next_token_loss(model.transformer(inputs), model.head_weight, targets) / targets.numel()
+
+    name = "mini-gpt" + (", compiled" if compiled else "")
+    return Contender(name, model, loss, optimizer, lambda: _clip(model, foreach=True))
+
+
+def nanogpt(
+    folder: Path, config: GPTConfig, weights: Weights, device: torch.device, compiled: bool = False
+) -> Contender:
+    """A checkout of nanoGPT: its model, and its optimizer as its own ``configure_optimizers`` makes it.
+
+    Raises:
+        ValueError: the folder is no checkout of nanoGPT.
+    """
+    if not (folder / "model.py").is_file():
+        raise ValueError(f"{folder} is no checkout of nanoGPT (it has no model.py)")
+    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    shape = module.GPTConfig(
+        block_size=config.context_length,
+        vocab_size=config.vocab_size,
+        n_layer=config.num_layers,
+        n_head=config.num_heads,
+        n_embd=config.d_model,
+        dropout=0.0,
+        bias=True,
+    )
+    model = module.GPT(shape)
+    theirs = to_gpt2(weights, config)
+    # Its matrices are Linear's, (out, in).
+    model.load_state_dict(
+        {name: t.T if ".c_" in name and t.ndim == 2 else t for name, t in theirs.items()}, strict=False
+    )
+    model.to(device).train()
+    optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
+    forward = torch.compile(model) if compiled else model
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        with _autocast(device):
+            return forward(inputs, targets)[1]
+
+    name = "nanoGPT" + (", compiled" if compiled else "")
+    return Contender(name, model, loss, optimizer, lambda: _clip(model))
+
+
+def transformers_gpt2(config: GPTConfig, weights: Weights, device: torch.device, fused: bool = False) -> Contender:
+    """Transformers' GPT2LMHeadModel with torch's AdamW, as its Trainer uses it; or with the fused form."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    shape = GPT2Config(
+        vocab_size=config.vocab_size,
+        n_positions=config.context_length,
+        n_embd=config.d_model,
+        n_layer=config.num_layers,
+        n_head=config.num_heads,
+        embd_pdrop=0.0,
+        resid_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    model = GPT2LMHeadModel(shape)
+    model.load_state_dict(to_gpt2(weights, config), strict=False)
+    model.to(device).train()  # type: ignore[arg-type]
+    decaying = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    groups = [{"params": decaying, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=LEARNING_RATE, betas=BETAS, fused=fused or None)
+
+    def loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        with _autocast(device):
+            logits = model(inputs).logits
+            return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    name = "transformers" + (", fused AdamW" if fused else "")
+    return Contender(name, model, loss, optimizer, lambda: _clip(model))
+
+
+def _clip(model: nn.Module, foreach: bool | None = None) -> None:
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=foreach)
+
+
+def _autocast(device: torch.device) -> Any:
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=device.type == "cuda")
