@@ -1,6 +1,7 @@
 """Text to token ids and back, over tiktoken: GPT-2's BPE (shipped, works offline), raw bytes, or any tiktoken name."""
 
 import base64
+import codecs
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
@@ -194,6 +195,25 @@ class Tokenizer:
             return self._encoding.decode_single_token_bytes(token)
         except KeyError:
             return "\ufffd".encode()
+
+
+class StreamDecoder:
+    """Turns ids into text as they come: a character appears once all of its bytes are there.
+
+    What has come out in the end is ``Tokenizer.decode`` of all ids.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def push(self, token: int) -> str:
+        """The text that an id makes certain; empty in the middle of a character."""
+        return self._decoder.decode(self._tokenizer.decode_bytes([token]))
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD for a character that never became whole, or nothing."""
+        return self._decoder.decode(b"", final=True)
 
 
 def _last_cut(cut_at: re.Pattern[str], text: str) -> int:

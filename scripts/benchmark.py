@@ -16,11 +16,13 @@ DESCRIPTION = """\
 Measure, alternating with what it is measured against, and print ratios with their 95% interval.
 
   python scripts/benchmark.py train --peers transformers nanogpt=../nanoGPT
+  python scripts/benchmark.py generate --peers transformers nanogpt=../nanoGPT
   python scripts/benchmark.py data
 """
 EPILOG = """\
 Rows (minutes each on 2 CPU cores):
   train:     step (4), long (13), noise (1), scaling (4); on a GPU: gpu (4), noise (1)
+  generate:  peers (3), own (3), position (0.5), start (0.5)
   data:      prepare (3), loader (0.5)
 
 Leave the machine alone meanwhile. --json prints {"rows": [...]}, each with the keys work, against, value, low, high,
@@ -36,7 +38,7 @@ def parser() -> ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("what", choices=("train", "data"), help="which benchmark")
+    parser.add_argument("what", choices=("train", "generate", "data"), help="which benchmark")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows; see below")
     parser.add_argument(
         "--peers",
@@ -55,10 +57,11 @@ def body(argv: list[str]) -> int:
     # Imported here so that --help answers at once.
     from dataclasses import asdict
 
-    from gpt.benchmark import data, train
+    from gpt.benchmark import data, generate, train
     from gpt.benchmark.protocol import table
 
-    available = data.ROWS if args.what == "data" else train.rows(_peers(args.peers))
+    peers = _peers(args.peers)
+    available = {"train": train.rows(peers), "generate": generate.rows(peers), "data": data.ROWS}[args.what]
     names = args.rows or list(available)
     if unknown := [name for name in names if name not in available]:
         raise ValueError(f"there is no row {unknown[0]!r} in {args.what}; it has {', '.join(available)}")

@@ -1,122 +1,280 @@
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
+import tiktoken
 import torch
 
-from gpt.generation.generate import generate
+from gpt.generation.generate import Continuation, Request, generate, stream
 from gpt.generation.sampling import Sampling
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
+from gpt.tokenizer import Tokenizer
 from scripts import generate as script
 
-EOT = 96
+CONTEXT = 16
+GREEDY = Sampling(temperature=0)
+EOT = 256
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer("bytes")
 
 
 @pytest.fixture(scope="module")
 def model() -> GPT:
     torch.manual_seed(0)
-    model = GPT(GPTConfig(vocab_size=97, context_length=16, d_model=32, num_layers=2, num_heads=4, dropout=0.5))
+    model = GPT(GPTConfig(vocab_size=257, context_length=CONTEXT, d_model=32, num_layers=2, num_heads=4, dropout=0.5))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4)  # decided opinions, so that texts differ
         model.head_weight[EOT] = 0  # and no wish to end
-    return model
+    return model.requires_grad_(False)
 
 
-def test_greedy_takes_the_likeliest_token_given_all_before_it(model: GPT) -> None:
-    ids = [EOT, 3, 1, 4]
+def _one(model: GPT, tokenizer: Tokenizer, prompt: list[int], request: Request, seed: int = 0) -> Continuation:
+    (continuation,) = generate(model, tokenizer, [prompt], request, [seed])
+    return continuation
+
+
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_greedy_takes_the_likeliest_token_given_all_before_it(
+    use_cache: bool, model: GPT, tokenizer: Tokenizer
+) -> None:
+    ids, start = [EOT, 3, 1, 4], 0
     model.eval()
-    for _ in range(6):
-        ids.append(int(model(torch.tensor([ids]))[0, -1].argmax()))
+    for _ in range(40):
+        if len(ids) - start > CONTEXT:  # a full context forgets its older half
+            start = len(ids) - CONTEXT // 2
+        ids.append(int(model(torch.tensor([ids[start:]]))[0, -1].argmax()))
     assert EOT not in ids[1:]
-    result = generate(model, [3, 1, 4], EOT, 6, Sampling(temperature=0), seed=0)
+    result = _one(model, tokenizer, [3, 1, 4], Request(40, GREEDY, use_cache=use_cache))
     assert result.token_ids == ids[4:]
     assert result.finish_reason == "length"
 
 
-def test_a_full_context_forgets_its_older_half(model: GPT) -> None:
-    ids, start = [EOT, 1, 2, 3], 0
-    model.eval()
-    for _ in range(40):
-        if len(ids) - start > 16:
-            start = len(ids) - 8
-        ids.append(int(model(torch.tensor([ids[start:]]))[0, -1].argmax()))
-    assert generate(model, [1, 2, 3], EOT, 40, Sampling(temperature=0), seed=0).token_ids == ids[4:]
+PROMPTS = [[1], [], [7] * 15, [5, 6, 7, 8], [9] * 16, [2] * 50]
 
 
-def test_the_same_seed_gives_the_same_text_and_another_another(model: GPT) -> None:
-    texts = [generate(model, [5], EOT, 30, Sampling(), seed).token_ids for seed in (1, 1, 2)]
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.7, 40, 0.9, 0.01, 1.2)])
+def test_rows_of_a_batch_are_what_they_are_alone_cached_or_not(
+    sampling: Sampling, model: GPT, tokenizer: Tokenizer
+) -> None:
+    seeds = list(range(len(PROMPTS)))
+    together = generate(model, tokenizer, PROMPTS, Request(45, sampling), seeds)
+    for prompt, seed, row in zip(PROMPTS, seeds, together, strict=True):
+        assert row == _one(model, tokenizer, prompt, Request(45, sampling), seed)
+        assert row == _one(model, tokenizer, prompt, Request(45, sampling, use_cache=False), seed)
+    assert generate(model, tokenizer, PROMPTS[::-1], Request(45, sampling), seeds[::-1]) == together[::-1]
+
+
+def test_rows_end_on_their_own(model: GPT, tokenizer: Tokenizer) -> None:
+    free = generate(model, tokenizer, PROMPTS, Request(30), [0] * len(PROMPTS))
+    stops = (free[1].text[4:6], free[3].text[10:11])
+    ended = generate(model, tokenizer, PROMPTS, Request(30, stops=stops), [0] * len(PROMPTS))
+    assert {row.finish_reason for row in ended} >= {"stop"}
+    for before, after in zip(free, ended, strict=True):
+        cuts = [before.text.find(stop) for stop in stops if stop in before.text]
+        assert after.text == (before.text[: min(cuts)] if cuts else before.text)
+        assert after.finish_reason == ("stop" if cuts else "length")
+        assert after.token_ids == before.token_ids[: len(after.token_ids)]
+
+
+def test_the_same_seed_gives_the_same_text_and_another_another(model: GPT, tokenizer: Tokenizer) -> None:
+    texts = [_one(model, tokenizer, [5], Request(30), seed).token_ids for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_dropout_is_off_and_the_mode_is_put_back(model: GPT) -> None:
+def test_dropout_is_off_and_the_mode_is_put_back(model: GPT, tokenizer: Tokenizer) -> None:
     for training in (True, False):
         model.train(training)
-        first, second = (generate(model, [5], EOT, 30, Sampling(temperature=0), seed=0) for _ in range(2))
+        first, second = (_one(model, tokenizer, [5], Request(30, GREEDY)) for _ in range(2))
         assert first == second
         assert model.training is training
 
 
-def test_the_mode_is_put_back_after_a_failure(model: GPT) -> None:
+def test_the_mode_is_put_back_whatever_happens(model: GPT, tokenizer: Tokenizer) -> None:
     model.train()
     with pytest.raises(IndexError):
-        generate(model, [97], EOT, 1, Sampling(), seed=0)
+        _one(model, tokenizer, [257], Request(1))
     assert model.training
+    pieces = stream(model, tokenizer, [[5]], Request(30), [0])
+    next(pieces)  # and then nobody reads on
+    assert model.training
+    assert torch.is_grad_enabled()
 
 
-def test_end_of_text_ends_it_and_is_not_part_of_it(model: GPT) -> None:
-    result = generate(_AlwaysEndOfText(model), [5], EOT, 10, Sampling(temperature=0), seed=0)
-    assert (result.token_ids, result.finish_reason) == ([], "eos")
+def test_nothing_changes_its_arguments(model: GPT, tokenizer: Tokenizer) -> None:
+    prompts, seeds = [[1, 2], [3]], [4, 5]
+    generate(model, tokenizer, prompts, Request(40), seeds)
+    assert (prompts, seeds) == ([[1, 2], [3]], [4, 5])
 
 
-class _AlwaysEndOfText(GPT):
-    """A model whose last hidden state points at the end of text's embedding."""
-
-    def __init__(self, model: GPT) -> None:
-        super().__init__(model.config)
-        with torch.no_grad():
-            self.transformer.final_norm.weight.zero_()
-            self.transformer.final_norm.bias.copy_(self.head_weight[EOT] * 1000)
+def test_end_of_text_ends_it_and_is_not_part_of_it(model: GPT, tokenizer: Tokenizer) -> None:
+    ends = GPT(model.config)
+    with torch.no_grad():  # its last hidden state points at the end of text's embedding
+        ends.transformer.final_norm.weight.zero_()
+        ends.transformer.final_norm.bias.copy_(ends.head_weight[EOT] * 1000)
+    assert _one(ends, tokenizer, [5], Request(10, GREEDY)) == Continuation("", [], "eos")
 
 
-def test_a_prompt_beyond_the_context_is_refused_with_both_numbers(model: GPT) -> None:
-    assert len(generate(model, [1] * 15, EOT, 1, Sampling(), seed=0).token_ids) == 1
-    with pytest.raises(ValueError, match=r"16 tokens.*holds 16"):
-        generate(model, [1] * 16, EOT, 1, Sampling(), seed=0)
+class _Scripted(GPT):
+    """A model that writes given ids, whatever it reads."""
+
+    def __init__(self, ids: list[int], vocab_size: int) -> None:
+        super().__init__(GPTConfig(vocab_size, context_length=8, d_model=8, num_layers=1, num_heads=1, dropout=0.0))
+        self._ids, self._vocab_size = iter(ids), vocab_size
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(torch.tensor([next(self._ids)]), self._vocab_size).float()
 
 
-def test_script_prints_prompt_and_text(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(tiny_run), "--prompt", "bottles", "--max-new-tokens", "20", "--seed", "3", "--device", "cpu"]
-    assert script.main(arguments) == 0
-    first = capsys.readouterr().out
-    assert first.startswith("bottles")
-    assert script.main(arguments) == 0
-    assert capsys.readouterr().out == first
+UNICODE = [
+    "plain",
+    " leading and  double  spaces \n\n",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467 family",
+    "e\u0301 combining",
+    "漢字 かな 한국어",
+    "\ufffd",
+    "\U0001f600" * 9,
+]
 
 
-def test_script_prints_one_json_object(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [str(tiny_run), "--prompt", "a", "b", "--num-samples", "2", "--max-new-tokens", "5", "--json"]
-    assert script.main(arguments) == 0
-    samples = json.loads(capsys.readouterr().out)["samples"]
-    assert [sample["prompt"] for sample in samples] == ["a", "a", "b", "b"]
+@pytest.mark.parametrize("name", ["bytes", "gpt2"])
+@pytest.mark.parametrize("text", UNICODE)
+def test_the_joined_stream_is_the_full_text_and_no_character_is_ever_broken(name: str, text: str) -> None:
+    tokenizer = Tokenizer(name)
+    ids = tokenizer.encode(text)
+    for length in range(1, len(ids) + 1):
+        pieces = list(
+            stream(_Scripted(ids, tokenizer.vocab_size), tokenizer, [[]], Request(length, GREEDY, ("@@", "字字")), [0])
+        )
+        assert "".join(piece.text for piece in pieces) == tokenizer.decode(ids[:length]) == pieces[-1].finished.text
+        for piece in pieces[:-1]:
+            assert "\ufffd" not in piece.text or "\ufffd" in text
+
+
+@pytest.mark.parametrize("stop", ["字 か", "\U0001f600\U0001f600", " words", "s\n"])
+def test_a_stop_string_never_leaks_though_it_straddles_tokens(stop: str) -> None:
+    tokenizer = Tokenizer("gpt2")
+    text = f"some words and{stop} more{stop}"
+    model = _Scripted(tokenizer.encode(text), tokenizer.vocab_size)
+    pieces = list(stream(model, tokenizer, [[]], Request(100, GREEDY, (stop, "never")), [0]))
+    assert "".join(piece.text for piece in pieces) == text[: text.index(stop)]
+    assert pieces[-1].finished.finish_reason == "stop"
+
+
+def test_bytes_that_never_become_a_character_are_replaced_at_the_end(tokenizer: Tokenizer) -> None:
+    ids = [0x61, 0xF0, 0x9F]
+    continuation = _one(_Scripted(ids, 257), tokenizer, [], Request(3, GREEDY))
+    assert continuation == Continuation("a\ufffd", ids, "length")
+
+
+def test_repetition_is_penalised_over_prompt_and_continuation(model: GPT, tokenizer: Tokenizer) -> None:
+    plain = _one(model, tokenizer, [5] * 4, Request(60, GREEDY)).token_ids
+    varied = _one(model, tokenizer, [5] * 4, Request(60, Sampling(0, repetition_penalty=1.8))).token_ids
+    assert len(set(varied)) > len(set(plain))
+
+
+def test_a_long_prompt_keeps_its_end_and_says_so(
+    model: GPT, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    long = list(range(40))
+    first = _one(model, tokenizer, long, Request(5, GREEDY))
+    assert "prompt 1 has 40 tokens and the context holds 16: its last 8 are read" in caplog.text
+    # What was forgotten makes no difference.
+    assert first == _one(model, tokenizer, [99] * 32 + long[32:], Request(5, GREEDY))
+
+
+# The script: every edge has its line.
+
+EDGES: list[tuple[list[str], dict[str, object]]] = [
+    (["--prompt", ""], {"tokens": 10}),
+    (["--prompt", "x"], {"tokens": 10}),
+    (["--prompt", "x" * 31], {"tokens": 10}),  # with the start of the text, exactly the context
+    (["--prompt", "x" * 32], {"tokens": 10, "err": "its last 16 are read"}),
+    (["--prompt", "x" * 500], {"tokens": 10, "err": "its last 16 are read"}),
+    (["--prompt", "<|endoftext|>"], {"tokens": 10, "prompt": "<|endoftext|>"}),
+    (["--temperature", "0"], {"tokens": 10}),
+    (["--temperature", "1e-30"], {"same as": ["--temperature", "0"]}),
+    (["--top-k", "1"], {"same as": ["--temperature", "0"]}),
+    (["--top-k", "1000000"], {"same as": []}),
+    (["--top-k", "0"], {"same as": []}),
+    (["--top-p", "0"], {"same as": ["--temperature", "0"]}),
+    (["--top-p", "1"], {"same as": []}),
+    (["--min-p", "1"], {"same as": ["--temperature", "0"]}),
+    (["--repetition-penalty", "1"], {"same as": []}),
+    (["--no-cache"], {"same as": []}),
+    (["--prompt", "bottles", "--stop", "bottles"], {"tokens": 10}),  # a stop equal to the prompt's end: not ours
+    (["--max-new-tokens", "0"], {"tokens": 0}),
+]
+
+
+def _samples(arguments: list[str], run: Path, capsys: pytest.CaptureFixture[str]) -> tuple[list[dict], str]:
+    assert script.main([str(run), "--max-new-tokens", "10", "--device", "cpu", "--json", *arguments]) == 0
+    captured = capsys.readouterr()
+    return json.loads(captured.out)["samples"], captured.err
+
+
+@pytest.mark.parametrize("arguments,expected", EDGES, ids=lambda value: " ".join(value)[:30] if value else "")
+def test_script_at_the_edges(
+    arguments: list[str], expected: dict, tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (sample,), err = _samples(arguments, tiny_run, capsys)
+    assert set(sample) == {"prompt", "text", "token_ids", "finish_reason"}
+    assert bytes(sample["token_ids"]).decode(errors="replace").startswith(sample["text"])
+    assert len(sample["token_ids"]) == expected.get("tokens", 10) or sample["finish_reason"] != "length"
+    assert expected.get("err", "") in err
+    assert sample["prompt"] == expected.get("prompt", sample["prompt"])
+    if "same as" in expected:
+        assert [sample] == _samples(expected["same as"], tiny_run, capsys)[0]
+
+
+def test_script_says_how_fast_and_takes_prompts_from_everywhere(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt.txt").write_text("from a file\n")
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("ein Gruß".encode())))
+    arguments = ["--prompt", "a", "b", "--prompt-file", str(tmp_path / "prompt.txt"), "-", "--num-samples", "2"]
+    samples, err = _samples(arguments, tiny_run, capsys)
+    prompts = ["a", "b", "from a file", "ein Gruß"]
+    assert [sample["prompt"] for sample in samples] == [prompt for prompt in prompts for _ in range(2)]
     assert samples[0]["text"] != samples[1]["text"]
-    for sample in samples:
-        assert set(sample) == {"prompt", "text", "token_ids", "finish_reason"}
-        assert bytes(sample["token_ids"]).decode(errors="replace") == sample["text"]
+    assert "tokens/s" in err
+    assert "first text after" in err
+
+
+def test_script_prints_the_same_streamed_or_not(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(tiny_run), "--prompt", "bottles", "x", "--num-samples", "2", "--seed", "3", "--device", "cpu"]
+    outputs = []
+    for flags in ([], ["--stream"]):
+        assert script.main([*arguments, *flags]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    assert outputs[0].startswith("bottles")
+    assert outputs[0].count("\n---\n") == 3
 
 
 @pytest.mark.parametrize(
     "arguments,words",
     [
-        (["--prompt", "x" * 32], "32 tokens"),
         (["--temperature", "-1"], "--temperature is -1.0"),
         (["--top-k", "-1"], "--top-k is -1"),
-        (["--prompt", "fine", "x" * 32], "32 tokens"),
+        (["--top-p", "1.5"], "--top-p is 1.5"),
+        (["--min-p", "-0.1"], "--min-p is -0.1"),
+        (["--repetition-penalty", "0"], "--repetition-penalty is 0.0"),
+        (["--stop", ""], "--stop is an empty text"),
         (["--seed", "99999999999999999999"], "--seed is 99999999999999999999"),
+        (["--seed", "-1"], "--seed is -1"),
         (["--max-new-tokens", "-1"], "--max-new-tokens is -1"),
         (["--num-samples", "0"], "--num-samples is 0"),
         (["--device", "abacus"], "no device 'abacus'"),
+        (["--prompt", "x\udce9"], "'\\udce9' in the text is no character"),
+        (["--prompt-file", "missing.txt"], "missing.txt"),
+        (["--stream", "--json"], "not allowed with"),
         (["--tempreature", "1"], "--tempreature"),
     ],
 )
@@ -135,9 +293,29 @@ def test_script_says_a_mistake_in_one_line(
     assert words in captured.err
 
 
-def test_an_empty_prompt_starts_from_end_of_text(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for prompt in ([], ["--prompt", ""]):
-        assert script.main([str(tiny_run), *prompt, "--max-new-tokens", "10", "--json"]) == 0
-    first, second = (json.loads(line) for line in capsys.readouterr().out.splitlines())
-    assert first == second
-    assert len(first["samples"][0]["token_ids"]) == 10
+def test_script_refuses_files_that_are_no_prompt_and_checkpoints_that_are_none(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
+    content = torch.load(tiny_run / "last.ckpt", weights_only=True)
+    content["hyper_parameters"]["tokenizer"] = "gpt2"
+    torch.save(content, tmp_path / "other.ckpt")
+    for arguments, words in [
+        ([str(tiny_run), "--prompt-file", str(tmp_path / "latin1.txt")], "latin1.txt is not UTF-8: byte 3"),
+        ([str(tmp_path / "none.ckpt")], "there is no checkpoint"),
+        ([str(tmp_path / "other.ckpt")], "has 257 token ids and its tokenizer 'gpt2' 50257"),
+    ]:
+        assert script.main(arguments) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert err.count("\n") == 1
+
+
+def test_a_vocabulary_with_gaps_is_streamed_as_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = {bytes([value]): value for value in range(256)}
+    gaps = tiktoken.Encoding("gaps", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300})
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: ["gaps"])
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: gaps)
+    tokenizer = Tokenizer("gaps")
+    ids = [97, 299, 98]
+    assert _one(_Scripted(ids, 301), tokenizer, [], Request(3, GREEDY)).text == tokenizer.decode(ids)

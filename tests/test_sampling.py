@@ -49,8 +49,53 @@ def test_logits_are_not_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": -1}, {"temperature": float("nan")}, {"temperature": float("inf")}, {"top_k": -1}]
+    "options",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"temperature": float("inf")},
+        {"top_k": -1},
+        {"top_p": 1.1},
+        {"top_p": float("nan")},
+        {"min_p": -0.1},
+        {"repetition_penalty": 0.0},
+        {"repetition_penalty": float("inf")},
+    ],
 )
 def test_impossible_options_are_named(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=f"--{next(iter(options)).replace('_', '-')} is"):
         Sampling(**options)
+
+
+def test_top_p_leaves_the_likeliest_that_make_it_up() -> None:
+    # Probabilities of LOGITS: 0.0895, 0.6612, 0.2432, 0.0121.
+    p = LOGITS.softmax(-1)
+    for top_p, kept in [(0.0, [1]), (0.5, [1]), (0.67, [1, 2]), (0.95, [0, 1, 2]), (0.999, [0, 1, 2, 3])]:
+        expected = torch.zeros(4)
+        expected[kept] = p[kept] / p[kept].sum()
+        assert (_frequencies(Sampling(top_p=top_p)) - expected).abs().max() < 0.03
+
+
+def test_min_p_leaves_out_what_is_far_less_likely_than_the_likeliest() -> None:
+    p = LOGITS.softmax(-1)
+    for min_p, kept in [(0.0, [0, 1, 2, 3]), (0.1, [0, 1, 2]), (0.2, [1, 2]), (0.9, [1]), (1.0, [1])]:
+        assert [token for token in range(4) if p[token] >= min_p * p.max()] == kept  # so by its definition
+        expected = torch.zeros(4)
+        expected[kept] = p[kept] / p[kept].sum()
+        assert (_frequencies(Sampling(min_p=min_p)) - expected).abs().max() < 0.03
+
+
+def test_a_penalty_divides_what_is_positive_and_multiplies_what_is_not() -> None:
+    # CTRL's rule on tokens 1 and 3: 3.0 / 2 and -1.0 * 2.
+    expected = torch.tensor([1.0, 1.5, 2.0, -2.0]).softmax(-1)
+    generator = torch.Generator().manual_seed(0)
+    sampling = Sampling(repetition_penalty=2.0)
+    tokens = torch.tensor([sampling.draw(LOGITS, generator, [3, 1, 1]) for _ in range(4000)])
+    assert (torch.bincount(tokens, minlength=4) / 4000 - expected).abs().max() < 0.03
+    assert Sampling(0, repetition_penalty=2.0).draw(LOGITS, generator, [1]) == 2
+
+
+def test_filters_apply_one_after_the_other() -> None:
+    # Of the two likeliest, in proportion 0.73 to 0.27, the first alone makes up 0.7.
+    assert _frequencies(Sampling(top_k=2, top_p=0.7), 200)[1] == 1.0
+    assert _frequencies(Sampling(top_k=3, top_p=0.99, min_p=0.3), 200)[[0, 3]].sum() == 0.0

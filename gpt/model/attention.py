@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
 from gpt.model.document_mask import compiled
+from gpt.model.kv_cache import KVCache
 
 
 class MultiHeadAttention(nn.Module):
@@ -64,12 +65,16 @@ class MultiHeadAttention(nn.Module):
         queries, keys, values = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         return queries, keys, values
 
-    def forward(self, x: Tensor, mask: Tensor | BlockMask | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
+    ) -> Tensor:
         """Let every token gather from itself and the tokens before it.
 
         Args:
             x: (B, T, d_in), T at most ``context_length``.
-            mask: as ``document_mask`` makes it, to look at some of those tokens only.
+            mask: as ``document_mask`` or ``KVCache.mask`` makes it, to look at some of those tokens only.
+            cache: holds the tokens before x, and is given those of x.
+            layer: whose keys and values these are in the cache.
 
         Returns:
             (B, T, d_out).
@@ -81,6 +86,8 @@ class MultiHeadAttention(nn.Module):
         if self.context_length < T:
             raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.context_length})")
         queries, keys, values = self.heads(x)  # (B, H, T, D) each
+        if cache is not None:
+            keys, values = cache.append(layer, keys, values)  # (B, H, S, D)
         if isinstance(mask, BlockMask):
             context = compiled("flex_attention")(queries, keys, values, block_mask=mask)
         else:
@@ -91,7 +98,8 @@ class MultiHeadAttention(nn.Module):
                 attn_mask=mask,
                 # The function knows nothing of train() and eval(), so this line is what keeps dropout to training.
                 dropout_p=self.dropout if self.training else 0.0,
-                is_causal=mask is None,
+                # The kernel's causal mask is for equally many keys; a single query may look at all of them.
+                is_causal=mask is None and keys.shape[2] == T,
             )  # (B, H, T, D)
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)
 

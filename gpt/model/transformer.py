@@ -12,20 +12,8 @@ from torch.nn.attention.flex_attention import BlockMask
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
 from gpt.model.document_mask import document_mask, document_positions
-from gpt.model.gelu import gelu
-
-
-class FeedForward(nn.Module):
-    """Four times wider and back, with GPT-2's tanh approximation of GELU between: (B, T, E) to (B, T, E)."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.expand = nn.Linear(config.d_model, 4 * config.d_model)
-        self.project = nn.Linear(4 * config.d_model, config.d_model)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, T, E) to (B, T, E)."""
-        return self.project(gelu(self.expand(x)))
+from gpt.model.feed_forward import FeedForward
+from gpt.model.kv_cache import KVCache
 
 
 class TransformerBlock(nn.Module):
@@ -42,9 +30,11 @@ class TransformerBlock(nn.Module):
         self.feed_forward = FeedForward(config)
         self.dropout = nn.Dropout(config.dropout)
 
-    def forward(self, x: Tensor, mask: Tensor | BlockMask | None = None) -> Tensor:
-        """(B, T, E) to (B, T, E), with a mask as ``MultiHeadAttention`` takes it."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask))
+    def forward(
+        self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
+    ) -> Tensor:
+        """(B, T, E) to (B, T, E), with mask, cache and layer as ``MultiHeadAttention`` takes them."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask, cache, layer))
         return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
 
 
@@ -60,12 +50,13 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(TransformerBlock(config) for _ in range(config.num_layers))
         self.final_norm = nn.LayerNorm(config.d_model)
 
-    def forward(self, token_ids: Tensor, documents: Tensor | None = None) -> Tensor:
+    def forward(self, token_ids: Tensor, documents: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
         """Hidden states from which the head predicts.
 
         Args:
             token_ids: (B, T), int64, T at most ``context_length``.
             documents: (B, T), int64, each token's document, to keep them apart; None for one text throughout.
+            cache: holds the tokens before these, and is given these; its owner then says how many count.
 
         Returns:
             (B, T, E).
@@ -76,14 +67,18 @@ class Transformer(nn.Module):
         T = token_ids.shape[1]
         if self.config.context_length < T:
             raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.config.context_length})")
-        if documents is None:
+        mask: Tensor | BlockMask | None
+        if cache is not None:
+            mask = cache.mask(T)
+            positions = self.position_embedding(cache.positions(T))  # (B, T, E)
+        elif documents is None:
             positions, mask = self.position_embedding.weight[:T], None  # (T, E)
         else:
             positions = self.position_embedding(document_positions(documents))  # (B, T, E)
             mask = document_mask(documents)
         x = self.dropout(self.token_embedding(token_ids) + positions)  # (B, T, E)
-        for block in self.blocks:
-            x = block(x, mask)
+        for layer, block in enumerate(self.blocks):
+            x = block(x, mask, cache, layer)
         return self.final_norm(x)
 
 
@@ -101,6 +96,7 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
+        self.decoding_head: nn.Module | None = None  # the head once more, laid out for one token at a time
         self._initialise()
 
     @property
@@ -125,7 +121,11 @@ class GPT(nn.Module):
         Raises:
             ValueError: T is larger than ``context_length``.
         """
-        return F.linear(self.transformer(token_ids), self.head_weight)
+        return self.logits(self.transformer(token_ids))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the head predicts from hidden states: (..., E) to (..., V)."""
+        return F.linear(hidden, self.head_weight) if self.decoding_head is None else self.decoding_head(hidden)
 
     @torch.no_grad()
     def _initialise(self) -> None:

@@ -193,6 +193,7 @@ class RunConfig:
     Args:
         run_name: folder under checkpoints/; by default the config's name, then with -2, -3, ...
         seed: of the initial weights, the data's order and dropout.
+        init_from: weights to start from: a run folder, a .ckpt file, a Hugging Face folder or name.
         checkpoints_dir: where run folders are made.
         model: shape of the model; the vocabulary comes with the data.
         data: what to train on.
@@ -205,6 +206,7 @@ class RunConfig:
 
     run_name: str | None = None
     seed: int = 1234
+    init_from: str | None = None
     checkpoints_dir: str = "checkpoints"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)

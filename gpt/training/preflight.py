@@ -104,11 +104,11 @@ def activation_bytes(config: GPTConfig, batch_size: int) -> int:
     """Bytes that the transformer's backward pass needs from the forward pass, in float32.
 
     Counted per token, in vectors of width d_model. A block keeps: its two inputs and their normalised copies (4),
-    queries, keys and values (3), the heads' output twice, once rearranged (2), and around the activation three
-    vectors of four times the width (12). With dropout, a CPU also keeps the attention weights and their masks.
+    queries, keys and values (3), the heads' output twice, once rearranged (2), and the expanded vector of four times
+    the width (4; a GPU keeps it once more, activated). With dropout, a CPU also keeps the attention weights and masks.
     """
     tokens = batch_size * config.context_length
-    per_block = (4 + 3 + 2 + 12) * config.d_model
+    per_block = (4 + 3 + 2 + 4) * config.d_model
     if config.dropout > 0:
         per_block += 2 * config.d_model + 3 * config.num_heads * config.context_length
     return 4 * tokens * (config.num_layers * per_block + 2 * config.d_model)

@@ -26,6 +26,7 @@ from gpt.training.callbacks.training_log import TrainingLog
 from gpt.training.checkpoint_io import AtomicCheckpointIO
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
+from gpt.training.initial_weights import initialise_from
 from gpt.training.memory import keep_memory
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
@@ -82,6 +83,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
+    if config.init_from is not None:
+        initialise_from(module.model, config, data.tokenizer)
     training_log, samples = TrainingLog(), SampleTexts(data.tokenizer, config.trainer.sample_tokens)
     checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
     steps_done = 0

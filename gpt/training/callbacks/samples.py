@@ -4,7 +4,7 @@ import logging
 
 import lightning as L
 
-from gpt.generation.generate import generate
+from gpt.generation.generate import Request, generate
 from gpt.generation.sampling import Sampling
 from gpt.tokenizer import Tokenizer
 from gpt.training.module import GPTModule
@@ -33,11 +33,12 @@ class SampleTexts(L.Callback):
         if not trainer.is_global_zero:
             return
         try:
-            continuation = generate(pl_module.model, [], self.tokenizer.eot_id, self.max_new_tokens, _SAMPLING, seed=0)
+            request = Request(self.max_new_tokens, _SAMPLING)
+            (continuation,) = generate(pl_module.model, self.tokenizer, [[]], request, seeds=[0])
         except ValueError as error:  # a diverged model: no reason to stop before it is saved
             log.warning("no sample: %s", error)
             return
-        self.text = self.tokenizer.decode(continuation.token_ids)
+        self.text = continuation.text
         # Indented by four spaces it is a code block to the tab's Markdown: line ends and symbols stay as they are.
         markdown = "\n".join(f"    {line}" for line in self.text.splitlines())
         trainer.logger.experiment.add_text("sample", markdown, pl_module.steps_done)  # type: ignore[union-attr]

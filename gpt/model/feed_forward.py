@@ -1,0 +1,80 @@
+"""Four times wider and back, with GPT-2's activation between; and the form in which a CPU trains it in less memory.
+
+Shape letters: B batch, T length, E d_model.
+"""
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt.model.config import GPTConfig
+
+# GELU's tanh approximation is 0.5 x (1 + tanh(u)); 0.5 (1 + tanh(u)) is sigmoid(2u), and 2u = x (A + B x²).
+_A = 2 * math.sqrt(2 / math.pi)
+_B = 0.044715 * _A
+
+
+class FeedForward(nn.Module):
+    """Four times wider and back, with GPT-2's tanh approximation of GELU between: (B, T, E) to (B, T, E).
+
+    Source: Radford et al. 2018 (GPT), section 4.1; GELU of Hendrycks & Gimpel 2016, section 2.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.expand = nn.Linear(config.d_model, 4 * config.d_model)
+        self.project = nn.Linear(4 * config.d_model, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        if isinstance(self.expand, nn.Linear) and _trains_on_cpu(x):  # not laid out for decoding
+            expand, project = self.expand, self.project
+            result: Tensor = _RecomputingFeedForward.apply(  # type: ignore[no-untyped-call]
+                x, expand.weight, expand.bias, project.weight, project.bias
+            )
+            return result
+        return self.project(F.gelu(self.expand(x), approximate="tanh"))
+
+
+def _trains_on_cpu(x: Tensor) -> bool:
+    return (
+        torch.is_grad_enabled()
+        and x.device.type == "cpu"
+        and x.dtype == torch.float32
+        and not torch.compiler.is_compiling()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+class _RecomputingFeedForward(torch.autograd.Function):
+    """Keeps only what it was given and the expanded vectors; the activation is worked out again on the way back.
+
+    A third of what autograd would keep, at the price of one more pass over the expanded vectors; and in place where
+    possible, since on a CPU fresh memory costs as much as arithmetic (docs/experiments.md).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w1: Tensor, b1: Tensor, w2: Tensor, b2: Tensor) -> Tensor:
+        expanded = F.linear(x, w1, b1)  # (..., 4E)
+        ctx.save_for_backward(x, w1, w2, expanded)
+        return F.linear(_gate(expanded).mul_(expanded), w2, b2)  # (..., E)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        x, w1, w2, expanded = ctx.saved_tensors
+        x, grad_rows, h = (t.reshape(-1, t.shape[-1]) for t in (x, grad, expanded))
+        gate = _gate(h)
+        # d/dh h sigmoid(2u) = gate (1 + s (1 - gate)), with s = h d(2u)/dh = h (A + 3 B h²)
+        slope = torch.mul(h, h).mul_(3 * _B).add_(_A).mul_(h)
+        slope.addcmul_(slope, gate, value=-1).add_(1).mul_(gate)
+        activated = gate.mul_(h)
+        grad_w2 = grad_rows.T @ activated
+        grad_h = slope.mul_(torch.mm(grad_rows, w2, out=activated))
+        return (grad_h @ w1).view(grad.shape), grad_h.T @ x, grad_h.sum(0), grad_w2, grad_rows.sum(0)
+
+
+def _gate(x: Tensor) -> Tensor:
+    return torch.mul(x, x).mul_(_B).add_(_A).mul_(x).sigmoid_()

@@ -1,0 +1,78 @@
+"""Keys and values of the tokens read so far, so that the next token costs one token's work.
+
+Shape letters: L layers, B batch, H heads, T new tokens, S tokens in the cache, D head_dim.
+"""
+
+import torch
+from torch import Tensor
+
+from gpt.model.config import GPTConfig
+
+
+class KVCache:
+    """Room for a full context of keys and values per row; each row has read its own number of tokens.
+
+    An argument of the model's call, never its state: whoever generates holds it, and two texts never meet.
+
+    Args:
+        config: the model's shape.
+        batch_size: B.
+        device: where the model is.
+        dtype: of keys and values.
+    """
+
+    def __init__(
+        self, config: GPTConfig, batch_size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+    ) -> None:
+        head_dim = config.d_model // config.num_heads
+        shape = (config.num_layers, batch_size, config.num_heads, config.context_length, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, H, context_length, D)
+        self.values = torch.zeros(shape, device=device, dtype=dtype)
+        self.lengths = [0] * batch_size
+
+    def select(self, rows: list[int]) -> "KVCache":
+        """A cache of some of the rows, on the same memory where it is one row, on a copy otherwise."""
+        part = object.__new__(KVCache)
+        index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
+        part.keys, part.values = self.keys[:, index], self.values[:, index]
+        part.lengths = [self.lengths[row] for row in rows]
+        return part
+
+    def positions(self, T: int) -> Tensor:
+        """Position of each new token in its row: (B, T), int64."""
+        start = torch.tensor(self.lengths, device=self.keys.device)
+        return start[:, None] + torch.arange(T, device=self.keys.device)
+
+    def mask(self, T: int) -> Tensor | None:
+        """Which tokens the T new ones may look at: (B, 1, T, S), bool; None where plain causal attention says it all.
+
+        Raises:
+            ValueError: a row would have more tokens than the context.
+        """
+        end = max(self.lengths) + T
+        if end > self.keys.shape[3]:
+            raise ValueError(f"{end} tokens are more than the cache's context_length ({self.keys.shape[3]})")
+        if len(set(self.lengths)) == 1 and (T == 1 or self.lengths[0] == 0):
+            return None
+        seen = torch.arange(end, device=self.keys.device)
+        return (seen <= self.positions(T)[:, :, None])[:, None]
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a layer's new keys and values, (B, H, T, D) each.
+
+        Returns:
+            All of the layer's so far, (B, H, S, D) each; what lies beyond a row's own length is to be masked.
+        """
+        T = keys.shape[2]
+        end = max(self.lengths) + T
+        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
+            if len(set(self.lengths)) == 1:
+                store[:, :, end - T : end] = new
+            else:
+                for row, length in enumerate(self.lengths):
+                    store[row, :, length : length + T] = new[row]
+        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+
+    def advance(self, lengths: list[int]) -> None:
+        """Count new tokens as read: per row, since of a padded batch only a row's own tokens count."""
+        self.lengths = [length + more for length, more in zip(self.lengths, lengths, strict=True)]

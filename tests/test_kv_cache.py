@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from gpt.generation.generate import prefill
+from gpt.model.config import GPTConfig
+from gpt.model.kv_cache import KVCache
+from gpt.model.transformer import GPT
+
+
+@pytest.fixture(scope="module")
+def model() -> GPT:
+    torch.manual_seed(0)
+    config = GPTConfig(vocab_size=97, context_length=32, d_model=32, num_layers=3, num_heads=4, dropout=0.3)
+    model = GPT(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(3)
+    return model
+
+
+def _ids(*shape: int) -> torch.Tensor:
+    return torch.randint(0, 97, shape, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("chunks", [[32], [1] * 32, [5, 1, 7, 1, 18], [31, 1], [1, 31], [16, 16]])
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_cached_logits_equal_uncached_whatever_the_chunks(chunks: list[int], batch_size: int, model: GPT) -> None:
+    ids = _ids(batch_size, 32)
+    cache, parts = KVCache(model.config, batch_size), []
+    for chunk in ids.split(chunks, dim=1):
+        parts.append(model.logits(model.transformer(chunk, cache=cache)))
+        cache.advance([chunk.shape[1]] * batch_size)
+    torch.testing.assert_close(torch.cat(parts, dim=1), model(ids), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("T", [1, 3])
+def test_rows_of_other_lengths_have_the_logits_that_they_have_alone(T: int, model: GPT) -> None:
+    lengths = [4, 1, 9, 29]
+    ids = _ids(4, 32)
+    cache = KVCache(model.config, 4)
+    hidden = prefill(model, cache, [row[:n].tolist() for row, n in zip(ids, lengths, strict=True)])
+    alone = torch.stack([model(row[None, :n])[0, -1] for row, n in zip(ids, lengths, strict=True)])
+    torch.testing.assert_close(model.logits(hidden), alone, rtol=1e-5, atol=1e-5)
+    new = torch.stack([row[n : n + T] for row, n in zip(ids, lengths, strict=True)])
+    together = model.logits(model.transformer(new, cache=cache))
+    cache.advance([T] * 4)
+    for row, n in enumerate(lengths):
+        torch.testing.assert_close(together[row], model(ids[row : row + 1, : n + T])[0, -T:], rtol=1e-5, atol=1e-5)
+    assert cache.lengths == [n + T for n in lengths]
+    # Some of the rows go on by themselves.
+    part = cache.select([0, 2])
+    again = model.logits(model.transformer(ids[[0, 2], 20:21], cache=part))
+    expected = [torch.cat([ids[row, : lengths[row] + T], ids[row, 20:21]]) for row in (0, 2)]
+    for got, whole in zip(again, expected, strict=True):
+        torch.testing.assert_close(got[-1], model(whole[None])[0, -1], rtol=1e-5, atol=1e-5)
+
+
+def test_a_row_is_a_view_and_several_are_a_copy(model: GPT) -> None:
+    cache = KVCache(model.config, 3)
+    cache.select([1]).keys.fill_(1.0)
+    cache.select([0, 2]).keys.fill_(2.0)
+    assert [cache.keys[:, row].unique().tolist() for row in range(3)] == [[0.0], [1.0], [0.0]]
+
+
+def test_more_than_the_context_is_refused(model: GPT) -> None:
+    cache = KVCache(model.config, 1)
+    model.transformer(_ids(1, 32), cache=cache)
+    cache.advance([32])
+    with pytest.raises(ValueError, match=r"33 tokens.*\(32\)"):
+        model.transformer(_ids(1, 1), cache=cache)
