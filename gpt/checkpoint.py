@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from gpt.files import atomic_write
 from gpt.huggingface import is_folder, read_pretrained
@@ -98,13 +99,22 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
         raise ValueError(
             f"{path} has {config.vocab_size} token ids and its tokenizer {tokenizer.name!r} {tokenizer.vocab_size}"
         )
-    with torch.device("meta"):  # no time spent on weights that are replaced at once
+    with torch.device("meta"), _NoInitialisation():  # no time spent on weights that are replaced at once
         model = GPT(config)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
         raise ValueError(f"{path} has other weights than its own shape needs: {str(error).splitlines()[-1]}") from None
     return model.to(device).requires_grad_(False).eval(), tokenizer
+
+
+class _NoInitialisation(TorchFunctionMode):
+    """Draws no numbers: on the meta device that would import torch's compiler, which takes 2 seconds."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__module__", None) == "torch.nn.init" or func is torch.Tensor.normal_:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def is_huggingface(path: str | Path) -> bool:

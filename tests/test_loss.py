@@ -1,6 +1,9 @@
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt.data.windows import IGNORED
 from gpt.model import loss as loss_module
@@ -69,3 +72,30 @@ def test_bfloat16_autocast_stays_close_to_float64() -> None:
     for got, expected in zip(*(torch.autograd.grad(v, (hidden, weight)) for v in (value, exact)), strict=True):
         assert got.dtype == torch.float32
         assert (got - expected).norm() < 0.01 * expected.norm()
+
+
+class _LargestTensor(TorchDispatchMode):
+    """Notes the size of the largest tensor that any operation gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+@pytest.mark.parametrize("num_tokens,vocab_size", [(64, 1000), (512, 1000), (64, 8000), (512, 8000)])
+def test_memory_does_not_grow_with_tokens_times_vocabulary(
+    num_tokens: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", 16_000)
+    hidden = torch.randn(num_tokens, 8, requires_grad=True)
+    weight = torch.randn(vocab_size, 8, requires_grad=True)
+    with _LargestTensor() as largest:
+        next_token_loss(hidden, weight, torch.zeros(num_tokens, dtype=torch.int64)).backward()
+    assert largest.numel <= max(16_000, weight.numel())

@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from gpt.benchmark.isolated import Isolated, Work, check_equal_losses, fastest
+from gpt.benchmark.overhead import overhead_rows
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
@@ -163,6 +164,8 @@ def rows(peers: Peers) -> dict[str, Callable[[Path], list[Row]]]:
     return {
         "step": lambda folder: step_rows(2, 256, both, None, None, peers, 6, "cpu"),
         "long": lambda folder: step_rows(4, 1024, long, (0.63, 0.8), (0.6, 0.5), peers, 3, "cpu"),
+        "overhead": lambda folder: overhead_rows(folder, small=True),
+        "overhead-small": lambda folder: overhead_rows(folder, small=False),
         "noise": lambda folder: noise_rows("cpu"),
         "scaling": lambda folder: scaling_rows("cpu"),
     }

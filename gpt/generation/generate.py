@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gpt.generation.decode_weights import one_token_step
 from gpt.generation.sampling import Sampling
 from gpt.generation.stops import StopFinder
 from gpt.model.inference import inference
@@ -175,9 +176,10 @@ def stream(
             yield Piece(row.number, "", row.continuation())
     rows = [row for row in rows if not row.finish_reason]
     next_logits = _cached(model, rows) if request.use_cache else _uncached(model, rows)
+    modules = list(model.modules())
     while rows:
         # Entered for each step, so that whoever stops reading leaves the model as it was.
-        with inference(model):
+        with inference(model, modules):
             logits = next(next_logits)
         pieces = [(row, row.draw(row_logits)) for row, row_logits in zip(rows, logits, strict=True)]
         for row, text in pieces:
@@ -218,7 +220,7 @@ def _cached(model: GPT, rows: list[_Row]) -> Iterator[list[Tensor]]:
         _forget_older_half(row, config.context_length)
     cache = KVCache(config, len(rows), device, model.head_weight.dtype)
     hidden = prefill(model, cache, [row.window for row in rows])
-    held = list(rows)
+    held, step = list(rows), one_token_step(model)
     while True:
         yield list(model.logits(hidden))
         if len(rows) < len(held):
@@ -232,7 +234,7 @@ def _cached(model: GPT, rows: list[_Row]) -> Iterator[list[Tensor]]:
                     prefill(model, part, [row.window[:-1]])
                 cache.lengths[number] = len(row.window) - 1
         tokens = torch.tensor([row.window[-1:] for row in rows], device=device)  # (B, 1)
-        hidden = model.transformer(tokens, cache=cache)[:, -1]  # (B, E)
+        hidden = step(tokens, cache)  # (B, E)
         cache.advance([1] * len(rows))
 
 

@@ -64,14 +64,16 @@ class KVCache:
             All of the layer's so far, (B, H, S, D) each; what lies beyond a row's own length is to be masked.
         """
         T = keys.shape[2]
-        end = max(self.lengths) + T
-        for store, new in ((self.keys[layer], keys), (self.values[layer], values)):
-            if len(set(self.lengths)) == 1:
-                store[:, :, end - T : end] = new
-            else:
-                for row, length in enumerate(self.lengths):
-                    store[row, :, length : length + T] = new[row]
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+        shortest, longest = min(self.lengths), max(self.lengths)
+        all_keys, all_values = self.keys[layer, :, :, : longest + T], self.values[layer, :, :, : longest + T]
+        if shortest == longest:
+            all_keys[:, :, longest:] = keys
+            all_values[:, :, longest:] = values
+        else:
+            for row, length in enumerate(self.lengths):
+                all_keys[row, :, length : length + T] = keys[row]
+                all_values[row, :, length : length + T] = values[row]
+        return all_keys, all_values
 
     def advance(self, lengths: list[int]) -> None:
         """Count new tokens as read: per row, since of a padded batch only a row's own tokens count."""
