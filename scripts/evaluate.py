@@ -28,6 +28,13 @@ def parser() -> ArgumentParser:
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder (best.ckpt, else last.ckpt) or .ckpt file")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that prepare_data.py wrote")
     parser.add_argument("--split", default="val", help="train or val (default val)")
+    parser.add_argument(
+        "--overlap",
+        type=int,
+        default=0,
+        metavar="N",
+        help="tokens that each window repeats from the one before as context (default 0; more is slower and lower)",
+    )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="windows at once (default 8)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
@@ -54,7 +61,7 @@ def body(argv: list[str]) -> int:
     tokens = SplitTokens(args.data, manifest, args.split)
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
     manifest.check_tokenizer(tokenizer)
-    batches = DataLoader(TokenWindows(tokens, model.config.context_length), batch_size=args.batch_size)
+    batches = DataLoader(TokenWindows(tokens, model.config.context_length, args.overlap), batch_size=args.batch_size)
     document_eot = manifest.eot_id if trained_with_document_mask(args.checkpoint) else None
     evaluation = evaluate(model, batches, tokens.info.utf8_bytes, document_eot)
     if args.json:

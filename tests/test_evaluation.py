@@ -67,6 +67,27 @@ def test_script_agrees_with_the_validation_of_training(
     assert "bits per byte" in capsys.readouterr().out
 
 
+def test_more_context_helps_and_counts_the_same_tokens(
+    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = []
+    for overlap in ("0", "16", "31"):
+        assert script.main([str(tiny_run), "--data", str(tiny_data), "--overlap", overlap, "--json"]) == 0
+        results.append(json.loads(capsys.readouterr().out))
+    assert len({result["tokens"] for result in results}) == 1
+    # By brute force: each token from the 31 before it, the first window's from what there is.
+    model, _ = load_model(tiny_run)
+    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
+    ids = torch.from_numpy(tokens.read(0, len(tokens)))
+    with torch.no_grad():
+        losses = [
+            -model(ids[None, max(0, t - 32) : t])[0, -1].log_softmax(-1)[ids[t]].item() for t in range(1, len(ids))
+        ]
+    assert results[2]["loss_nats"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
+    assert script.main([str(tiny_run), "--data", str(tiny_data), "--overlap", "32"]) == 2
+    assert "an overlap of 32 tokens" in capsys.readouterr().err
+
+
 def test_script_refuses_other_data(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from gpt.data.prepare import prepare
 

@@ -45,6 +45,29 @@ def test_each_token_but_the_first_is_a_target_once(length: int, context_length: 
     assert targets == Counter(range(1, length))
 
 
+@pytest.mark.parametrize("length", [11, 12, 15, 30, 101])
+@pytest.mark.parametrize("overlap", [0, 1, 5, 9])
+def test_overlapping_windows_have_each_target_once_with_that_much_before_it(
+    length: int, overlap: int, tmp_path: Path
+) -> None:
+    windows = TokenWindows(_split(tmp_path, length), 10, overlap)
+    seen: Counter[int] = Counter()
+    for index in range(len(windows)):
+        window = windows[index]
+        counted = (window["targets"] != IGNORED).nonzero()[:, 0].tolist()
+        assert len(counted) == windows.num_targets(index) > 0
+        assert index == 0 or counted[0] == overlap  # so many inputs come before the first target's own
+        assert (window["inputs"][counted] + 1).tolist() == window["targets"][counted].tolist()
+        seen.update(window["targets"][counted].tolist())
+    assert seen == Counter(range(1, length))
+
+
+def test_an_overlap_that_leaves_nothing_new_is_refused(tmp_path: Path) -> None:
+    for overlap in (-1, 10):
+        with pytest.raises(ValueError, match=f"an overlap of {overlap} tokens"):
+            TokenWindows(_split(tmp_path, 30), 10, overlap)
+
+
 def test_windows_outside_are_refused(tmp_path: Path) -> None:
     windows = TokenWindows(_split(tmp_path, 30), 10)
     for index in (-1, 3):

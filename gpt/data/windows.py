@@ -45,36 +45,46 @@ class TokenWindows(Dataset[Window]):
     Args:
         tokens: the split.
         context_length: T.
+        overlap: how many tokens of the window before each one repeats, as context alone: they are no targets again.
 
     Raises:
-        ValueError: the split is shorter than one whole window.
+        ValueError: the split is shorter than one whole window, or the overlap leaves nothing new.
     """
 
-    def __init__(self, tokens: SplitTokens, context_length: int) -> None:
+    def __init__(self, tokens: SplitTokens, context_length: int, overlap: int = 0) -> None:
         if len(tokens) < context_length + 1:
             raise ValueError(
                 f"one window needs {context_length + 1} tokens and split {tokens.name!r} has {len(tokens)}; "
                 "prepare more text (or another --val-fraction), or lower model.context_length"
             )
+        if not 0 <= overlap < context_length:
+            raise ValueError(
+                f"an overlap of {overlap} tokens leaves nothing new of {context_length}; choose a smaller one"
+            )
         self.tokens = tokens
         self.context_length = context_length
+        self.stride = context_length - overlap
 
     def __len__(self) -> int:
-        return -(-(len(self.tokens) - 1) // self.context_length)
+        return 1 + -(-(len(self.tokens) - 1 - self.context_length) // self.stride)
 
     def num_targets(self, index: int) -> int:
-        """How many targets of the window count: T, or fewer in the last one."""
-        return min(self.context_length, len(self.tokens) - 1 - index * self.context_length)
+        """How many targets of the window count: what is new in it, fewer in the last one."""
+        if index == 0:
+            return self.context_length
+        return min(self.stride, len(self.tokens) - 1 - self.context_length - (index - 1) * self.stride)
 
     def __getitem__(self, index: int) -> Window:
         if not 0 <= index < len(self):
             raise IndexError(index)
-        T, start, n = self.context_length, index * self.context_length, self.num_targets(index)
+        T, start = self.context_length, index * self.stride
+        n = min(T, len(self.tokens) - 1 - start)  # inputs, of which the last num_targets are new
         tokens = torch.from_numpy(self.tokens.read(start, start + n + 1))
-        if n == T:
+        if n == T == self.num_targets(index):
             return {"inputs": tokens[:-1], "targets": tokens[1:]}
         inputs, targets = torch.zeros(T, dtype=torch.int64), torch.full((T,), IGNORED)
         inputs[:n], targets[:n] = tokens[:-1], tokens[1:]
+        targets[: n - self.num_targets(index)] = IGNORED
         return {"inputs": inputs, "targets": targets}
 
 
