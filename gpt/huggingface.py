@@ -60,8 +60,22 @@ def _pairs(num_layers: int) -> dict[str, str]:
     return names
 
 
-def _lies_transposed(theirs: str) -> bool:
+def lies_transposed(theirs: str) -> bool:
+    """Whether a weight of theirs, by its name, is (in, out)."""
     return ".c_" in theirs and theirs.endswith(".weight")
+
+
+def _shape_of(theirs: str, config: GPTConfig) -> tuple[int, ...]:
+    """The shape of one of their weights."""
+    E = config.d_model
+    outputs = {"attn.c_attn": 3 * E, "attn.c_proj": E, "mlp.c_fc": 4 * E, "mlp.c_proj": E}
+    inputs = {"mlp.c_proj": 4 * E}
+    if theirs in ("wte.weight", "wpe.weight"):
+        return (config.vocab_size if theirs == "wte.weight" else config.context_length, E)
+    module, kind = theirs.split(".", 2)[-1].rsplit(".", 1) if theirs.startswith("h.") else ("", "")
+    if module in outputs and kind == "weight":
+        return (inputs.get(module, E), outputs[module])
+    return (outputs.get(module, E),)
 
 
 def to_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
@@ -69,7 +83,7 @@ def to_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
     converted = {}
     for ours, theirs in _pairs(config.num_layers).items():
         tensor = weights[ours] if ours in weights else torch.zeros(3 * config.d_model)
-        converted[_PREFIX + theirs] = (tensor.T if _lies_transposed(theirs) else tensor).contiguous()
+        converted[_PREFIX + theirs] = (tensor.T if lies_transposed(theirs) else tensor).contiguous()
     return converted
 
 
@@ -88,7 +102,10 @@ def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
         if theirs not in present:
             raise ValueError(f"there is no {theirs} in the weights; is this a whole GPT-2?")
         tensor = present.pop(theirs)
-        converted[ours] = (tensor.T if _lies_transposed(theirs) else tensor).float().contiguous()
+        expected = _shape_of(theirs, config)
+        if tuple(tensor.shape) != expected:
+            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; by config.json it is {expected}")
+        converted[ours] = (tensor.T if lies_transposed(theirs) else tensor).float().contiguous()
     if present:
         raise ValueError(f"the weights hold {min(present)}, which a plain GPT-2 does not have")
     if head is not None and not torch.equal(head.float(), converted["transformer.token_embedding.weight"]):
@@ -212,7 +229,11 @@ def _tokenizer_of(folder: Path, content: Mapping[str, Any], vocab_size: int) -> 
         raise ValueError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")
     vocabulary = None
     if (folder / "tokenizer.json").is_file():
-        vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]["vocab"]
+        file = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        model = file.get("model") if isinstance(file, dict) else None
+        vocabulary = model.get("vocab") if isinstance(model, dict) else None
+        if not isinstance(vocabulary, dict):
+            raise ValueError("its tokenizer.json is no byte-pair vocabulary")
     elif (folder / "vocab.json").is_file():
         vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     if vocabulary is None:

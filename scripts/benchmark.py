@@ -1,6 +1,7 @@
 """Measure this code against others, on this machine, in one run. See --help."""
 
 import argparse
+import importlib.util
 import logging
 import sys
 import tempfile
@@ -86,6 +87,8 @@ def _peers(names: list[str]) -> "Peers":
         if kind == "nanogpt" and where:
             folder = Path(where)
         elif name == "transformers":
+            if importlib.util.find_spec("transformers") is None:
+                raise ValueError("--peers transformers: it is not installed; pip install transformers")
             transformers = True
         else:
             raise ValueError(f"--peers {name!r} is unknown; give transformers or nanogpt=DIR")

@@ -17,7 +17,7 @@ Continue prompts with a trained model; dropout is off, and a seed gives the same
 
   python scripts/generate.py checkpoints/quickstart --prompt "The import statement"
   python scripts/generate.py checkpoints/quickstart --temperature 0.8 --top-k 50 --num-samples 3 --stream
-  python scripts/generate.py openai-community/gpt2 --prompt-file letter.txt --stop "\\n\\n"
+  python scripts/generate.py openai-community/gpt2 --prompt-file letter.txt --stop $'\\n\\n'
   echo "Once upon" | python scripts/generate.py gpt2 --prompt-file - --quantize int8
 """
 EPILOG = """\
@@ -70,7 +70,7 @@ def body(argv: list[str]) -> int:
     from gpt.checkpoint import load_model
     from gpt.devices import choose_device
     from gpt.generation.decode_weights import lay_out_for_decoding
-    from gpt.generation.generate import Request, stream
+    from gpt.generation.generate import Request, check_seeds, stream
     from gpt.generation.sampling import Sampling
 
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
@@ -80,6 +80,7 @@ def body(argv: list[str]) -> int:
     model, tokenizer = load_model(args.checkpoint, device)
     samples = [(prompt, tokenizer.encode(prompt)) for prompt in prompts for _ in range(args.num_samples)]
     seeds = [args.seed + number for _ in prompts for number in range(args.num_samples)]
+    check_seeds(seeds)
     lay_out_for_decoding(model, args.quantize)
     watch = _Watch()
     finished: list[Continuation] = []
@@ -127,7 +128,7 @@ def _as_json(prompt: str, continuation: "Continuation") -> dict[str, Any]:
 
 
 class _Watch:
-    """Measures time to the first text, and the rate from there on."""
+    """Measures the time to the first text, and the rate of all tokens."""
 
     def __init__(self) -> None:
         self._started = time.perf_counter()

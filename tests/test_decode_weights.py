@@ -2,10 +2,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt.generation.decode_weights import DecodingLinear, Int8Linear, lay_out_for_decoding
+from gpt.generation.decode_weights import DecodingLinear, Int8Linear, lay_out_for_decoding, one_token_step
 from gpt.generation.generate import Request, generate
 from gpt.generation.sampling import Sampling
 from gpt.model.config import GPTConfig
+from gpt.model.kv_cache import KVCache
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
 
@@ -75,10 +76,24 @@ def test_int8_predicts_nearly_the_same() -> None:
     ids = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(1))
     plain, rounded = _model(), _model()
     lay_out_for_decoding(rounded, "int8")
-    expected, got = plain(ids).log_softmax(-1), rounded(ids).log_softmax(-1)
+    assert torch.equal(rounded(ids).argmax(-1), plain(ids).argmax(-1))  # a prompt is not rounded
+    step, cache, parts = one_token_step(rounded), KVCache(rounded.config, 2), []
+    for token in ids.T:
+        parts.append(rounded.logits(step(token[:, None], cache)))
+        cache.advance([1, 1])
+    expected, got = plain(ids).log_softmax(-1), torch.stack(parts, dim=1).log_softmax(-1)
     divergence = (expected.exp() * (expected - got)).sum(-1).mean()
     entropy = -(expected.exp() * expected).sum(-1).mean()
     assert 0 < divergence < 0.01 * entropy
+
+
+def test_int8_rows_of_a_batch_are_what_they_are_alone() -> None:
+    tokenizer, model = Tokenizer("bytes"), _model()
+    lay_out_for_decoding(model, "int8")
+    prompts = [[5] * 20, [], [1, 2, 3] * 9, [7]]
+    request = Request(40, Sampling(temperature=0))
+    together = generate(model, tokenizer, prompts, request, [0] * 4)
+    assert together == [generate(model, tokenizer, [prompt], request, [0])[0] for prompt in prompts]
 
 
 def test_int8_is_refused_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:

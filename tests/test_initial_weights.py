@@ -1,4 +1,5 @@
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,9 +40,11 @@ def test_a_run_begins_where_the_weights_are(kind: str, tiny_run: Path, train_tin
 
 
 def test_a_run_that_is_continued_keeps_its_own_weights(tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path) -> None:
-    flags = ("--init_from", str(tiny_run), "--optim.schedule", "constant")
+    shutil.copytree(tiny_run, tmp_path / "source")
+    flags = ("--init_from", str(tmp_path / "source"), "--optim.schedule", "constant")
     assert train_tiny(tmp_path / "whole", *flags, "--trainer.max_steps", "8") == 0
     assert train_tiny(tmp_path / "parts", *flags, "--trainer.max_steps", "4") == 0
+    shutil.rmtree(tmp_path / "source")  # no longer needed: the run has weights of its own
     assert train_tiny(tmp_path / "parts", "--resume", "--trainer.max_steps", "8") == 0
     whole, parts = (
         read_checkpoint(tmp_path / name / "tiny" / "last.ckpt")["state_dict"] for name in ("whole", "parts")

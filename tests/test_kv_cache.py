@@ -65,5 +65,5 @@ def test_more_than_the_context_is_refused(model: GPT) -> None:
     cache = KVCache(model.config, 1)
     model.transformer(_ids(1, 32), cache=cache)
     cache.advance([32])
-    with pytest.raises(ValueError, match=r"33 tokens.*\(32\)"):
+    with pytest.raises(ValueError, match=r"33 tokens.*room for \(32\)"):
         model.transformer(_ids(1, 1), cache=cache)

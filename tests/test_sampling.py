@@ -24,7 +24,7 @@ def test_top_k_leaves_the_k_likeliest_in_proportion() -> None:
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(temperature=0), Sampling(top_k=1), Sampling(temperature=1e-30), Sampling(temperature=1e-8)]
+    "sampling", [Sampling(temperature=0), Sampling(top_k=1), Sampling(temperature=1e-46), Sampling(temperature=1e-8)]
 )
 def test_greedy_and_what_amounts_to_it(sampling: Sampling) -> None:
     assert _frequencies(sampling, draws=50)[1] == 1.0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gpt.huggingface import to_gpt2
+from gpt.huggingface import lies_transposed, to_gpt2
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
@@ -112,9 +112,7 @@ def nanogpt(
     model = module.GPT(shape)
     theirs = to_gpt2(weights, config)
     # Its matrices are Linear's, (out, in).
-    model.load_state_dict(
-        {name: t.T if ".c_" in name and t.ndim == 2 else t for name, t in theirs.items()}, strict=False
-    )
+    load_gpt2(model, {name: tensor.T if lies_transposed(name) else tensor for name, tensor in theirs.items()})
     model.to(device).train()
     optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
     forward = torch.compile(model) if compiled else model
@@ -142,7 +140,7 @@ def transformers_gpt2(config: GPTConfig, weights: Weights, device: torch.device,
         attn_pdrop=0.0,
     )
     model = GPT2LMHeadModel(shape)
-    model.load_state_dict(to_gpt2(weights, config), strict=False)
+    load_gpt2(model, to_gpt2(weights, config))
     model.to(device).train()  # type: ignore[arg-type]
     decaying = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
@@ -156,6 +154,13 @@ def transformers_gpt2(config: GPTConfig, weights: Weights, device: torch.device,
 
     name = "transformers" + (", fused AdamW" if fused else "")
     return Contender(name, model, loss, optimizer, lambda: _clip(model))
+
+
+def load_gpt2(model: nn.Module, weights: Weights) -> None:
+    """Load weights into a peer's model; the head is tied, so it needs none of its own."""
+    report = model.load_state_dict(weights, strict=False)
+    assert set(report.missing_keys) <= {"lm_head.weight"}
+    assert not report.unexpected_keys
 
 
 def _clip(model: nn.Module, foreach: bool | None = None) -> None:

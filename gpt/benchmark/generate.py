@@ -13,13 +13,14 @@ from typing import Any
 
 import torch
 
+from gpt.benchmark.contenders import load_gpt2
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
 from gpt.benchmark.train import Peers
 from gpt.checkpoint import write_model
 from gpt.generation.decode_weights import lay_out_for_decoding, one_token_step
 from gpt.generation.generate import Request, prefill, stream
 from gpt.generation.sampling import Sampling
-from gpt.huggingface import to_gpt2
+from gpt.huggingface import lies_transposed, to_gpt2
 from gpt.model.config import GPTConfig
 from gpt.model.inference import inference
 from gpt.model.kv_cache import KVCache
@@ -56,11 +57,15 @@ def _our_rate(model: GPT, tokenizer: Tokenizer, rows: int = 1) -> float:
     return tokens / (time.perf_counter() - started)
 
 
+def _their_weights() -> dict[str, torch.Tensor]:
+    return to_gpt2(_model(laid_out=False).state_dict(), GPTConfig())
+
+
 def _transformers() -> Callable[[], float]:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     model = GPT2LMHeadModel(GPT2Config()).eval()  # type: ignore[no-untyped-call]
-    model.load_state_dict(to_gpt2(_model(laid_out=False).state_dict(), GPTConfig()), strict=False)
+    load_gpt2(model, _their_weights())
     ids = torch.tensor([[50256, *_prompt(0)]])
     options: dict[str, Any] = {
         "do_sample": False,
@@ -87,6 +92,7 @@ def _nanogpt(folder: Path) -> Callable[[], float]:
     with contextlib.redirect_stdout(sys.stderr):  # what it prints is not a result
         spec.loader.exec_module(module)
         model = module.GPT(module.GPTConfig(vocab_size=50257, bias=True)).eval()
+    load_gpt2(model, {n: t.T if lies_transposed(n) else t for n, t in _their_weights().items()})
     ids = torch.tensor([[50256, *_prompt(0)]])
 
     def rate() -> float:

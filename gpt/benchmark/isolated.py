@@ -133,9 +133,13 @@ def fastest(names: list[str], work: Work, say: Callable[[str], None]) -> Isolate
     """Start the variants of a peer one by one, and keep the one with the fastest second step."""
     best: tuple[float, Isolated] | None = None
     for name in names:
-        contender = Isolated(name, work)
-        first = contender.seconds(1)
-        seconds = contender.seconds(1)
+        try:
+            contender = Isolated(name, work)
+            first = contender.seconds(1)
+            seconds = contender.seconds(1)
+        except ValueError as error:  # no compiler, say
+            say(f"  {name}: {error}")
+            continue
         say(f"  {name}: {seconds:.2f} s a step (the first took {first:.1f})")
         if best is None or seconds < best[0]:
             if best is not None:
@@ -143,5 +147,6 @@ def fastest(names: list[str], work: Work, say: Callable[[str], None]) -> Isolate
             best = seconds, contender
         else:
             contender.close()
-    assert best is not None
+    if best is None:
+        raise ValueError(f"none of {', '.join(names)} can be measured; see above")
     return best[1]

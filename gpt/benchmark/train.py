@@ -53,23 +53,26 @@ def matmul_rate(config: GPTConfig, rows: int, device: str, seconds: float = 4.0)
     E = config.d_model
     shapes = [(E, 3 * E), (E, E), (E, 4 * E), (4 * E, E)] * config.num_layers + [(E, config.vocab_size)]
     kinds = {shape: shapes.count(shape) for shape in shapes}
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16  # as the step runs
     work = []  # made once: fresh memory is not what is measured here
     for (fan_in, fan_out), count in kinds.items():
         n = rows if fan_out != config.vocab_size else min(rows, 333)
-        x, w = torch.randn(n, fan_in, device=device), torch.randn(fan_out, fan_in, device=device)
+        x, w = (torch.randn(size, fan_in, device=device, dtype=dtype) for size in (n, fan_out))
         work.append((n, fan_in, fan_out, count * rows / n, x, w, x @ w.T, torch.zeros_like(x), torch.zeros_like(w)))
     flops = elapsed = 0.0
     deadline = time.perf_counter() + seconds
     while time.perf_counter() < deadline:
         for n, fan_in, fan_out, share, x, w, y, gx, gw in work:
             started = time.perf_counter()
-            torch.mm(x, w.T, out=y)
-            torch.mm(y, w, out=gx)
-            torch.mm(y.T, x, out=gw)
+            repetitions = 1 if device == "cpu" else 50
+            for _ in range(repetitions):
+                torch.mm(x, w.T, out=y)
+                torch.mm(y, w, out=gx)
+                torch.mm(y.T, x, out=gw)
             if device != "cpu":
                 torch.cuda.synchronize()
             elapsed += (time.perf_counter() - started) * share
-            flops += 6 * n * fan_in * fan_out * share
+            flops += 6 * n * fan_in * fan_out * share * repetitions
     return flops / elapsed
 
 
@@ -100,9 +103,9 @@ def step_rows(
             continue
         log.info("%s against %s", what, peer)
         theirs = fastest(VARIANTS[peer], work, log.info)
-        ours = Isolated("mini-gpt", work)
+        ours = Isolated("mini-gpt" if device == "cpu" else "mini-gpt:compiled", work)
         check_equal_losses([ours, theirs])
-        ours.seconds(1)
+        ours.seconds(2)
         results = alternate(lambda o=ours: o.seconds(1), lambda t=theirs: t.seconds(1), pairs)  # type: ignore[misc]
         our_seconds += [mine for mine, _ in results]
         inverted = [(1 / mine, 1 / other) for mine, other in results]

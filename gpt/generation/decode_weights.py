@@ -63,6 +63,8 @@ class DecodingLinear(nn.Module):
 class Int8Linear(nn.Module):
     """A linear layer that multiplies in 8 bits: its weights, to a scale for each output, and what it is given.
 
+    A single token per row, (B, 1, I) or (B, I), is multiplied so, each row by itself; several, (B, T, I), exactly.
+
     The few largest inputs of a token are multiplied as they are: rounding is relative to the largest number, and
     transformers have a few features that dwarf all others (Dettmers et al. 2022, "LLM.int8()").
 
@@ -86,13 +88,13 @@ class Int8Linear(nn.Module):
         """(..., I) to (..., O)."""
         *shape, fan_in = x.shape
         rows = x.reshape(-1, fan_in)  # (N, I)
-        if len(rows) == 1:
-            y = self._multiply(rows)
-        elif len(rows) <= _FEW:  # one by one: a range for all of them would let one row round another
-            y = torch.cat([self._multiply(row) for row in rows[:, None]])
-        else:
+        if x.ndim == 3 and x.shape[1] > 1:  # a prompt: nothing is gained by rounding
             y = rows @ self.transposed
             y = y if self.bias is None else y + self.bias
+        elif len(rows) == 1:
+            y = self._multiply(rows)
+        else:  # one by one: a range for all of them would let one row round another
+            y = torch.cat([self._multiply(row) for row in rows[:, None]])
         return y.view(*shape, self.fan_out)
 
     def _multiply(self, row: Tensor) -> Tensor:

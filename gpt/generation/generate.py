@@ -157,16 +157,15 @@ def stream(
     Raises:
         ValueError: a seed is out of its range, or the model's logits are not finite.
     """
-    for seed in seeds:
-        if not 0 <= seed < 2**63:
-            raise ValueError(f"--seed is {seed}; it must be at least 0 and below 2**63")
+    check_seeds(seeds)
     context_length = model.config.context_length
-    for number, prompt_ids in enumerate(prompts):
-        if len(prompt_ids) + 1 > context_length:
-            log.warning(
-                "prompt %d has %d tokens and the context holds %d: its last %d are read",
-                number + 1, len(prompt_ids), context_length, _half(context_length),
-            )  # fmt: skip
+    for size in sorted({len(prompt_ids) for prompt_ids in prompts if len(prompt_ids) + 1 > context_length}):
+        log.warning(
+            "a prompt has %d tokens and the context holds %d: its last %d are read",
+            size,
+            context_length,
+            _half(context_length),
+        )
     rows = [
         _Row(number, prompt_ids, tokenizer, request, seed)
         for number, (prompt_ids, seed) in enumerate(zip(prompts, seeds, strict=True))
@@ -175,7 +174,7 @@ def stream(
         if row.finish_reason:
             yield Piece(row.number, "", row.continuation())
     rows = [row for row in rows if not row.finish_reason]
-    next_logits = _cached(model, rows) if request.use_cache else _uncached(model, rows)
+    next_logits = _cached(model, rows, request.max_new_tokens) if request.use_cache else _uncached(model, rows)
     modules = list(model.modules())
     while rows:
         # Entered for each step, so that whoever stops reading leaves the model as it was.
@@ -188,6 +187,17 @@ def stream(
             elif text:
                 yield Piece(row.number, text)
         rows[:] = [row for row in rows if not row.finish_reason]
+
+
+def check_seeds(seeds: Sequence[int]) -> None:
+    """Refuse seeds that a generator does not take.
+
+    Raises:
+        ValueError: one is out of its range.
+    """
+    for seed in seeds:
+        if not 0 <= seed < 2**63:
+            raise ValueError(f"--seed is {seed}; it must be at least 0 and below 2**63")
 
 
 def _half(context_length: int) -> int:
@@ -213,12 +223,13 @@ def _uncached(model: GPT, rows: list[_Row]) -> Iterator[list[Tensor]]:
         yield logits
 
 
-def _cached(model: GPT, rows: list[_Row]) -> Iterator[list[Tensor]]:
+def _cached(model: GPT, rows: list[_Row], max_new_tokens: int) -> Iterator[list[Tensor]]:
     """Prefill all rows together, then one token of each at a time. Rows that end leave the list, and the cache."""
     config, device = model.config, model.head_weight.device
     for row in rows:
         _forget_older_half(row, config.context_length)
-    cache = KVCache(config, len(rows), device, model.head_weight.dtype)
+    room = max(len(row.window) for row in rows) + max_new_tokens
+    cache = KVCache(config, len(rows), device, model.head_weight.dtype, room)
     hidden = prefill(model, cache, [row.window for row in rows])
     held, step = list(rows), one_token_step(model)
     while True:
@@ -245,8 +256,9 @@ def prefill(model: GPT, cache: KVCache, windows: list[list[int]]) -> Tensor:
         (B, E): the hidden state of each row's last token.
     """
     lengths = [len(window) for window in windows]
+    size = max(2, *lengths)  # at least 2, so that reading a prompt is the same kind of call for every one of them
     # Padded at the end: no token looks ahead, and the cache counts a row's own tokens only.
-    padded = [window + [0] * (max(lengths) - len(window)) for window in windows]
+    padded = [window + [0] * (size - len(window)) for window in windows]
     hidden = model.transformer(torch.tensor(padded, device=model.head_weight.device), cache=cache)  # (B, T, E)
     cache.advance(lengths)
     return hidden[torch.arange(len(lengths)), torch.tensor(lengths) - 1]

@@ -40,8 +40,8 @@ class Sampling:
         for name in ("top_p", "min_p"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must lie between 0 and 1")
-        if not 0.0 < self.repetition_penalty < float("inf"):
-            raise ValueError(f"--repetition-penalty is {self.repetition_penalty}; it must be a positive number")
+        if not 0.01 <= self.repetition_penalty <= 100:
+            raise ValueError(f"--repetition-penalty is {self.repetition_penalty}; it must lie between 0.01 and 100")
 
     def draw(self, logits: Tensor, generator: torch.Generator, so_far: Sequence[int] = ()) -> int:
         """Draw one token.
@@ -65,7 +65,7 @@ class Sampling:
         if self.temperature == 0 or self.top_k == 1:
             return int(logits.argmax())
         # Only differences matter; with the largest at 0, a tiny temperature cannot overflow.
-        logits = (logits - logits.max()) / self.temperature
+        logits = (logits - logits.max()) / max(self.temperature, 1e-30)  # below, it would be 0 in float32
         likeliest = torch.arange(len(logits))
         if self.top_k and self.top_k < len(logits):
             logits, likeliest = logits.topk(self.top_k)  # in falling order

@@ -10,7 +10,7 @@ from gpt.model.config import GPTConfig
 
 
 class KVCache:
-    """Room for a full context of keys and values per row; each row has read its own number of tokens.
+    """Room for keys and values of some tokens per row; each row has read its own number of them.
 
     An argument of the model's call, never its state: whoever generates holds it, and two texts never meet.
 
@@ -19,14 +19,21 @@ class KVCache:
         batch_size: B.
         device: where the model is.
         dtype: of keys and values.
+        room: most tokens that a row will have; the context, if that is less or nothing is said.
     """
 
     def __init__(
-        self, config: GPTConfig, batch_size: int, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32
+        self,
+        config: GPTConfig,
+        batch_size: int,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+        room: int | None = None,
     ) -> None:
         head_dim = config.d_model // config.num_heads
-        shape = (config.num_layers, batch_size, config.num_heads, config.context_length, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, H, context_length, D)
+        room = max(2, min(room or config.context_length, config.context_length))
+        shape = (config.num_layers, batch_size, config.num_heads, room, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, H, room, D)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.lengths = [0] * batch_size
 
@@ -51,7 +58,7 @@ class KVCache:
         """
         end = max(self.lengths) + T
         if end > self.keys.shape[3]:
-            raise ValueError(f"{end} tokens are more than the cache's context_length ({self.keys.shape[3]})")
+            raise ValueError(f"{end} tokens are more than the cache has room for ({self.keys.shape[3]})")
         if len(set(self.lengths)) == 1 and (T == 1 or self.lengths[0] == 0):
             return None
         seen = torch.arange(end, device=self.keys.device)

@@ -83,10 +83,10 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
-    if config.init_from is not None:
-        initialise_from(module.model, config, data.tokenizer)
     training_log, samples = TrainingLog(), SampleTexts(data.tokenizer, config.trainer.sample_tokens)
     checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
+    if config.init_from is not None and checkpoint is None:
+        initialise_from(module.model, config, data.tokenizer)
     steps_done = 0
     if checkpoint is not None:
         content = _read_own_checkpoint(checkpoint, data)
