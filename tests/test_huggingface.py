@@ -150,7 +150,7 @@ def _other_vocabulary(folder: Path) -> None:
         (_weights(lambda w: w.pop("transformer.h.1.mlp.c_fc.bias")), r"there is no h\.1\.mlp\.c_fc\.bias"),
         (_weights(lambda w: w.update({"score.weight": torch.zeros(2)})), r"the weights hold score\.weight"),
         (_weights(lambda w: w.update({"lm_head.weight": torch.zeros(257, 48)})), "untied head"),
-        (_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(8, 48)})), r"wpe\.weight has shape \(8, 48\)"),
+        (_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(8, 48)})), r"wpe\.weight has shape \(8,"),
         (_other_vocabulary, "its tokenizer is not bytes, though of the same size"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 20), "model.safetensors is damaged"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors \(pickled"),
