@@ -17,9 +17,9 @@ def _documents(texts: list[str]) -> list[Document]:
 
 
 def _key(text: str, seed: int = 0) -> int:
-    """The order, from its description: eight bytes of the hash of the seed and the text's hash."""
-    inner = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(hashlib.sha256(seed.to_bytes(8, "big") + inner).digest()[:8], "big")
+    """The order, from its description: eight bytes of the text's hash, or of that of the seed and the text's hash."""
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes((hashlib.sha256(seed.to_bytes(8, "big") + digest).digest() if seed else digest)[:8], "big")
 
 
 def _split(texts: list[str], val_fraction: float, seed: int = 0) -> dict[str, list[str]]:
