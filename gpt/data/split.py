@@ -53,7 +53,7 @@ class Plan:
 
 
 def key_of(digest: bytes, seed: int) -> int:
-    """A document's place in the order, in 0 .. 2**64 - 1: the beginning of its text's SHA-256, or of another per seed."""
+    """A document's place in the order, in 0 .. 2**64 - 1: its hash, or another for each seed."""
     if seed:
         digest = hashlib.sha256(seed.to_bytes(8, "big") + digest).digest()
     return int.from_bytes(digest[:8], "big")
