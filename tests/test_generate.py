@@ -71,6 +71,18 @@ def test_rows_of_a_batch_are_what_they_are_alone_cached_or_not(
     assert generate(model, tokenizer, PROMPTS[::-1], Request(45, sampling), seeds[::-1]) == together[::-1]
 
 
+@pytest.mark.parametrize("context_length", [1, 2, 3])
+def test_the_smallest_contexts_work(context_length: int, tokenizer: Tokenizer) -> None:
+    torch.manual_seed(0)
+    tiny = GPT(GPTConfig(257, context_length, d_model=8, num_layers=1, num_heads=1, dropout=0.0)).requires_grad_(False)
+    for prompts in ([[]], [[1, 2, 3], [], [4]]):
+        cached, uncached = (
+            generate(tiny, tokenizer, prompts, Request(9, GREEDY, use_cache=use), [0] * len(prompts))
+            for use in (True, False)
+        )
+        assert cached == uncached
+
+
 def test_rows_end_on_their_own(model: GPT, tokenizer: Tokenizer) -> None:
     free = generate(model, tokenizer, PROMPTS, Request(30), [0] * len(PROMPTS))
     stops = (free[1].text[4:6], free[3].text[10:11])

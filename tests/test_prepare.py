@@ -233,6 +233,25 @@ def test_two_at_once_do_not_write_to_one_folder(tmp_path: Path) -> None:
     prepare(sources, tmp_path / "data", "bytes")
 
 
+def test_what_another_process_finishes_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpt.data import prepare as module
+
+    sources, original = _write_documents(tmp_path / "text"), module.plan
+
+    def another_finishes(*arguments: object) -> object:
+        monkeypatch.setattr(module, "plan", original)
+        prepare(sources, tmp_path / "data", "bytes", PrepareOptions(seed=7))
+        return original(*arguments)
+
+    monkeypatch.setattr(module, "plan", another_finishes)
+    with pytest.raises(ValueError, match="another process has written"):
+        prepare(sources, tmp_path / "data", "bytes")
+    assert Manifest.load(tmp_path / "data").options["seed"] == 7
+    assert texts_of(tmp_path / "data", "train")
+
+
 def test_other_options_leave_nothing_of_an_unfinished_run(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "whole", "bytes")

@@ -3,7 +3,9 @@
 All have dropout 0, clip the gradient to norm 1, and AdamW with the same learning rate and weight decay.
 """
 
+import contextlib
 import importlib.util
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,10 +87,8 @@ def ours(config: GPTConfig, weights: Weights, device: torch.device, compiled: bo
     return Contender(name, model, loss, optimizer, lambda: _clip(model, foreach=True))
 
 
-def nanogpt(
-    folder: Path, config: GPTConfig, weights: Weights, device: torch.device, compiled: bool = False
-) -> Contender:
-    """A checkout of nanoGPT: its model, and its optimizer as its own ``configure_optimizers`` makes it.
+def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights) -> Any:
+    """The model of a checkout of nanoGPT, with our weights.
 
     Raises:
         ValueError: the folder is no checkout of nanoGPT.
@@ -99,20 +99,29 @@ def nanogpt(
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    shape = module.GPTConfig(
-        block_size=config.context_length,
-        vocab_size=config.vocab_size,
-        n_layer=config.num_layers,
-        n_head=config.num_heads,
-        n_embd=config.d_model,
-        dropout=0.0,
-        bias=True,
-    )
-    model = module.GPT(shape)
-    theirs = to_gpt2(weights, config)
+    with contextlib.redirect_stdout(sys.stderr):  # what it prints is not a result
+        spec.loader.exec_module(module)
+        shape = module.GPTConfig(
+            block_size=config.context_length,
+            vocab_size=config.vocab_size,
+            n_layer=config.num_layers,
+            n_head=config.num_heads,
+            n_embd=config.d_model,
+            dropout=0.0,
+            bias=True,
+        )
+        model = module.GPT(shape)
     # Its matrices are Linear's, (out, in).
+    theirs = to_gpt2(weights, config)
     load_gpt2(model, {name: tensor.T if lies_transposed(name) else tensor for name, tensor in theirs.items()})
+    return model
+
+
+def nanogpt(
+    folder: Path, config: GPTConfig, weights: Weights, device: torch.device, compiled: bool = False
+) -> Contender:
+    """A checkout of nanoGPT: its model, and its optimizer as its own ``configure_optimizers`` makes it."""
+    model = nanogpt_model(folder, config, weights)
     model.to(device).train()
     optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
     forward = torch.compile(model) if compiled else model
@@ -125,8 +134,8 @@ def nanogpt(
     return Contender(name, model, loss, optimizer, lambda: _clip(model))
 
 
-def transformers_gpt2(config: GPTConfig, weights: Weights, device: torch.device, fused: bool = False) -> Contender:
-    """Transformers' GPT2LMHeadModel with torch's AdamW, as its Trainer uses it; or with the fused form."""
+def transformers_model(config: GPTConfig, weights: Weights) -> Any:
+    """Transformers' GPT2LMHeadModel, with our weights."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
     shape = GPT2Config(
@@ -141,7 +150,13 @@ def transformers_gpt2(config: GPTConfig, weights: Weights, device: torch.device,
     )
     model = GPT2LMHeadModel(shape)
     load_gpt2(model, to_gpt2(weights, config))
-    model.to(device).train()  # type: ignore[arg-type]
+    return model
+
+
+def transformers_gpt2(config: GPTConfig, weights: Weights, device: torch.device, fused: bool = False) -> Contender:
+    """Transformers' GPT2LMHeadModel with torch's AdamW, as its Trainer uses it; or with the fused form."""
+    model = transformers_model(config, weights)
+    model.to(device).train()
     decaying = [p for p in model.parameters() if p.ndim >= 2]
     others = [p for p in model.parameters() if p.ndim < 2]
     groups = [{"params": decaying, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]

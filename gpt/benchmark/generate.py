@@ -1,7 +1,5 @@
 """``scripts/benchmark.py generate``: tokens per second of GPT-2 small on a CPU, greedy, prompt 32, 128 new tokens."""
 
-import contextlib
-import importlib.util
 import logging
 import subprocess
 import sys
@@ -13,14 +11,13 @@ from typing import Any
 
 import torch
 
-from gpt.benchmark.contenders import load_gpt2
+from gpt.benchmark.contenders import nanogpt_model, transformers_model
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
-from gpt.benchmark.train import Peers
+from gpt.benchmark.train import GPT2_SMALL, Peers
 from gpt.checkpoint import write_model
 from gpt.generation.decode_weights import lay_out_for_decoding, one_token_step
-from gpt.generation.generate import Request, prefill, stream
+from gpt.generation.generate import Request, generate, prefill
 from gpt.generation.sampling import Sampling
-from gpt.huggingface import lies_transposed, to_gpt2
 from gpt.model.config import GPTConfig
 from gpt.model.inference import inference
 from gpt.model.kv_cache import KVCache
@@ -36,7 +33,7 @@ _SCRIPT = Path(__file__).parents[2] / "scripts" / "generate.py"
 
 def _model(quantize: str | None = None, laid_out: bool = True) -> GPT:
     torch.manual_seed(0)
-    model = GPT(GPTConfig(dropout=0.0)).eval().requires_grad_(False)
+    model = GPT(GPT2_SMALL).eval().requires_grad_(False)
     if laid_out:
         lay_out_for_decoding(model, quantize)
     return model
@@ -50,22 +47,12 @@ def _prompt(number: int) -> list[int]:
 def _our_rate(model: GPT, tokenizer: Tokenizer, rows: int = 1) -> float:
     started = time.perf_counter()
     prompts = [_prompt(number) for number in range(rows)]
-    tokens = 0
-    for piece in stream(model, tokenizer, prompts, _REQUEST, list(range(rows))):
-        if piece.finished:
-            tokens += len(piece.finished.token_ids)
-    return tokens / (time.perf_counter() - started)
-
-
-def _their_weights() -> dict[str, torch.Tensor]:
-    return to_gpt2(_model(laid_out=False).state_dict(), GPTConfig())
+    finished = generate(model, tokenizer, prompts, _REQUEST, list(range(rows)))
+    return sum(len(continuation.token_ids) for continuation in finished) / (time.perf_counter() - started)
 
 
 def _transformers() -> Callable[[], float]:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    model = GPT2LMHeadModel(GPT2Config()).eval()  # type: ignore[no-untyped-call]
-    load_gpt2(model, _their_weights())
+    model = transformers_model(GPT2_SMALL, _model(laid_out=False).state_dict()).eval()
     ids = torch.tensor([[50256, *_prompt(0)]])
     options: dict[str, Any] = {
         "do_sample": False,
@@ -85,14 +72,7 @@ def _transformers() -> Callable[[], float]:
 
 
 def _nanogpt(folder: Path) -> Callable[[], float]:
-    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    with contextlib.redirect_stdout(sys.stderr):  # what it prints is not a result
-        spec.loader.exec_module(module)
-        model = module.GPT(module.GPTConfig(vocab_size=50257, bias=True)).eval()
-    load_gpt2(model, {n: t.T if lies_transposed(n) else t for n, t in _their_weights().items()})
+    model = nanogpt_model(folder, GPT2_SMALL, _model(laid_out=False).state_dict()).eval()
     ids = torch.tensor([[50256, *_prompt(0)]])
 
     def rate() -> float:

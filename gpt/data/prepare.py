@@ -104,21 +104,14 @@ def prepare(
         chosen = plan(found, options.val_fraction, read_documents(sources, reading))
     described = {**asdict(options), **asdict(reading)}
     if existing is not None:
-        same = {
-            "text": existing.corpus_sha256 == corpus,
-            "tokenizer": existing.tokenizer_sha256 == tokenizer.sha256,
-            **{f"--{key.replace('_', '-')}": existing.options.get(key) == value for key, value in described.items()},
-        }
-        if others := [name for name, equal in same.items() if not equal]:
-            raise ValueError(
-                f"{output} holds data prepared from other sources or options ({', '.join(others)}); delete it or "
-                "choose another --output"
-            )
+        _check_same(output, existing, corpus, tokenizer, described)
         if _complete(output, existing):
             (output / _UNFINISHED).unlink(missing_ok=True)
             return existing, False
     output.mkdir(parents=True, exist_ok=True)
     with held(output, f"another process is writing to {output}; wait for it, or stop it"):
+        if _existing(output) != existing:  # reading may have taken hours
+            raise ValueError(f"another process has written to {output} meanwhile; run this again, or choose another")
         (output / _UNFINISHED).touch()
         _remove_shards(output)
         documents = read_documents(sources, reading)
@@ -162,6 +155,20 @@ def _existing(output: Path) -> Manifest | None:
             f"--output {output} is not empty (it holds {min(output.iterdir()).name}); choose another folder"
         )
     return None
+
+
+def _check_same(output: Path, existing: Manifest, corpus: str, tokenizer: Tokenizer, described: dict[str, Any]) -> None:
+    """Refuse to write over what was prepared from anything else."""
+    same = {
+        "text": existing.corpus_sha256 == corpus,
+        "tokenizer": existing.tokenizer_sha256 == tokenizer.sha256,
+        **{f"--{key.replace('_', '-')}": existing.options.get(key) == value for key, value in described.items()},
+    }
+    if others := [name for name, equal in same.items() if not equal]:
+        raise ValueError(
+            f"{output} holds data prepared from other sources or options ({', '.join(others)}); delete it or "
+            "choose another --output"
+        )
 
 
 def _complete(output: Path, manifest: Manifest) -> bool:

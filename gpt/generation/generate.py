@@ -256,7 +256,8 @@ def prefill(model: GPT, cache: KVCache, windows: list[list[int]]) -> Tensor:
         (B, E): the hidden state of each row's last token.
     """
     lengths = [len(window) for window in windows]
-    size = max(2, *lengths)  # at least 2, so that reading a prompt is the same kind of call for every one of them
+    # At least 2, so that reading a prompt is the same kind of call for every one of them.
+    size = min(max(2, *lengths), model.config.context_length)
     # Padded at the end: no token looks ahead, and the cache counts a row's own tokens only.
     padded = [window + [0] * (size - len(window)) for window in windows]
     hidden = model.transformer(torch.tensor(padded, device=model.head_weight.device), cache=cache)  # (B, T, E)

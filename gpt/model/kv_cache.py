@@ -31,7 +31,7 @@ class KVCache:
         room: int | None = None,
     ) -> None:
         head_dim = config.d_model // config.num_heads
-        room = max(2, min(room or config.context_length, config.context_length))
+        room = min(room or config.context_length, config.context_length)
         shape = (config.num_layers, batch_size, config.num_heads, room, head_dim)
         self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, H, room, D)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
