@@ -148,5 +148,10 @@ def trained_with_document_mask(path: str | Path) -> bool:
     return bool(read_checkpoint(path)["hyper_parameters"].get("document_mask", False))
 
 
+def steps_trained(path: str | Path) -> int:
+    """Optimizer steps that a checkpoint's model has taken; 0 where it is not known, as of Hugging Face's."""
+    return 0 if is_huggingface(path) else int(read_checkpoint(path).get("global_step", 0))
+
+
 def _model_weights(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name.removeprefix(_PREFIX): tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}

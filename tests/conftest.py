@@ -1,6 +1,7 @@
 """What every test shares: which marked tests can run here, and a tiny run, from text to checkpoint."""
 
 import os
+import shutil
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +17,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what needs a GPU or a network that is not there."""
+    """Skip, with the reason, what needs a GPU, a network or a browser that is not there."""
     lacking = {}
     marks = {mark.name for item in items for mark in item.iter_markers()}
     if "gpu" in marks:
@@ -26,10 +27,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             lacking["gpu"] = "needs a CUDA GPU"
     if "network" in marks and not _reaches_network():
         lacking["network"] = "needs the internet"
+    if "browser" in marks and chromium() is None:
+        lacking["browser"] = "needs Chromium (Debian: apt-get install chromium)"
     for item in items:
         for name, reason in lacking.items():
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def chromium() -> str | None:
+    """Where the browser is."""
+    return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
 def _reaches_network() -> bool:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpt.model.attention import MultiHeadAttention, causal_attention_weights
+from gpt.model.attention import MultiHeadAttention, causal_attention_logits
 
 
 @pytest.mark.parametrize("qkv_bias", [False, True])
@@ -66,7 +66,7 @@ def test_weights_times_values_is_the_fused_output() -> None:
     x = torch.randn(2, 20, 12)
     queries, keys, values = attention.heads(x)
     assert queries.shape == keys.shape == values.shape == (2, 3, 20, 4)
-    weights = causal_attention_weights(queries, keys)
+    weights = causal_attention_logits(queries, keys).softmax(-1)
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 20))
     assert torch.equal(weights.triu(1), torch.zeros_like(weights))
     context = (weights @ values).transpose(1, 2).flatten(2)

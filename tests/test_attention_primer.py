@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpt.model import attention_primer as primer
-from gpt.model.attention import MultiHeadAttention, causal_attention_weights
+from gpt.model.attention import MultiHeadAttention, causal_attention_logits
 
 CAUSAL_WEIGHTS = [
     [1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],
@@ -141,7 +141,7 @@ def test_the_fused_weights_are_the_primers() -> None:
     x = primer.example_inputs()
     queries, keys = causal.W_query(x)[None, None], causal.W_key(x)[None, None]
     expected: Tensor = primer.mask_before_softmax(causal.W_query(x) @ causal.W_key(x).T, 2)
-    torch.testing.assert_close(causal_attention_weights(queries, keys)[0, 0], expected)
+    torch.testing.assert_close(causal_attention_logits(queries, keys).softmax(-1)[0, 0], expected)
 
 
 def test_causal_attention_drops_weights_only_while_training() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpt.attention_maps.capture import attention_maps
+from gpt.attention_maps.capture import attention_maps, capture_attention
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
@@ -76,3 +76,27 @@ def test_transformers_agrees(model: GPT) -> None:
     with torch.no_grad():
         expected = torch.stack(theirs.eval()(token_ids, output_attentions=True).attentions)
     torch.testing.assert_close(attention_maps(ours, token_ids), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_texts_of_different_lengths_are_each_as_if_alone(model: GPT) -> None:
+    texts = [[1, 2, 3], list(range(17)), [4, 5]]
+    for text, attention in zip(texts, capture_attention(model, texts), strict=True):
+        alone = attention_maps(model, torch.tensor([text]))[:, 0]
+        torch.testing.assert_close(attention.maps, alone, atol=1e-6, rtol=1e-5)
+        assert attention.maps.shape == (3, 4, len(text), len(text))
+
+
+def test_the_largest_logit_is_of_a_pair_that_may_be_seen(model: GPT) -> None:
+    model.eval()
+    seen: list[torch.Tensor] = []
+    hook = model.transformer.blocks[0].attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    ids = TOKEN_IDS[0].tolist()
+    with torch.no_grad():
+        model(TOKEN_IDS[:1])
+    hook.remove()
+    with torch.no_grad():
+        queries, keys, _ = model.transformer.blocks[0].attention.heads(seen[0])  # (1, 4, 17, 8)
+    expected = [
+        max(float(queries[0, h, i] @ keys[0, h, j]) / 8**0.5 for i in range(17) for j in range(i + 1)) for h in range(4)
+    ]
+    assert capture_attention(model, [ids])[0].max_logits[0].tolist() == pytest.approx(expected, abs=1e-5)

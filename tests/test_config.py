@@ -87,7 +87,7 @@ def test_a_saved_config_is_read_back_equal(yaml_file: Path) -> None:
         ("seed: 5000000000", [], ["seed is 5000000000", "below 2**32"]),
         ("model: {d_model: 8}\nmodel: {d_model: 16}", [], ["a key is given twice"]),
         ("trainer: {precision: 16-mixed}", [], ["trainer.precision"]),
-        ("attention_maps: {captures: 500}", [], ["attention_maps.captures is 500"]),
+        ("attention_maps: {captures: 501}", [], ["attention_maps.captures is 501"]),
         ("[1, 2]", [], ["must be a mapping"]),
         ("a: b: c", [], ["not valid YAML"]),
         ("x: !!python/object/apply:os.system ['touch /tmp/evil']", [], ["not valid YAML", "python/object"]),

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from gpt.checkpoint import load_model, read_checkpoint
+from gpt.checkpoint import read_checkpoint
 from gpt.data.shards import Manifest, SplitTokens
 from gpt.data.windows import IGNORED, TokenWindows, epoch_permutation
 from gpt.model.config import GPTConfig
@@ -69,35 +69,11 @@ def test_scalars_are_written_when_due(tiny_run: Path) -> None:
     assert min(scalars(tiny_run, "train/tokens_per_second").values()) > 0
 
 
-def test_sample_texts_and_attention_maps_are_written(tiny_run: Path) -> None:
+def test_sample_texts_are_written(tiny_run: Path) -> None:
     written = events(tiny_run)
     samples = written.Tensors("sample/text_summary")
     assert [event.step for event in samples] == [12, 24, 30]
     assert samples[-1].tensor_proto.string_val[0].startswith(b"    ")
-    for tag in ("attention/all_heads", "attention/best_previous_token_head"):
-        images = written.Images(tag)
-        steps = [image.step for image in images]
-        assert steps[0] == 0
-        assert steps[-1] == 30
-        assert len(steps) == 4
-        assert images[0].encoded_image_string != images[-1].encoded_image_string
-
-
-def test_the_picture_of_the_last_step_is_that_of_the_final_weights(tiny_run: Path) -> None:
-    import io
-
-    import numpy as np
-    from PIL import Image
-
-    from gpt.attention_maps.capture import attention_maps
-    from gpt.attention_maps.images import grid_picture
-
-    model, tokenizer = load_model(tiny_run / "last.ckpt")
-    probe = [tokenizer.eot_id, *tokenizer.encode("the cat sat on the mat")]
-    maps = attention_maps(model, torch.tensor([probe]))[:, 0].numpy()
-    written = events(tiny_run).Images("attention/all_heads")[-1].encoded_image_string
-    got = np.asarray(Image.open(io.BytesIO(written)).convert("RGB"))
-    assert np.array_equal(got, grid_picture(maps, "attention of all heads, step 30"))
 
 
 def test_a_run_is_a_plain_loop(train_tiny: TrainTiny, tiny_data: Path, tmp_path: Path) -> None:
@@ -197,23 +173,6 @@ def test_what_shapes_a_run_has_an_effect(
 ) -> None:
     assert train_tiny(tmp_path, "--attention_maps.enabled", "false", "--trainer.sample_tokens", "0", *flags) == 0
     assert not same_weights(tmp_path / "tiny", tiny_run)
-
-
-@pytest.mark.parametrize(
-    "flags",
-    [["--attention_maps.probe_text", "a dog ran"], ["--attention_maps.captures", "3"]],
-    ids=["text", "captures"],
-)
-def test_what_is_watched_has_an_effect_on_the_pictures_alone(
-    flags: list[str], train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
-) -> None:
-    assert train_tiny(tmp_path, *flags) == 0
-    assert same_weights(tmp_path / "tiny", tiny_run)
-    pictures = [
-        [(image.step, image.encoded_image_string) for image in events(run).Images("attention/all_heads")]
-        for run in (tiny_run, tmp_path / "tiny")
-    ]
-    assert pictures[0] != pictures[1]
 
 
 @pytest.mark.parametrize(
@@ -400,15 +359,6 @@ def test_a_run_needs_a_config(capfd: pytest.CaptureFixture[str]) -> None:
 
     assert train.main([]) == 2
     assert "--config" in capfd.readouterr().err
-
-
-def test_capture_steps_are_few_early_and_end_with_the_run() -> None:
-    from gpt.training.callbacks.attention_images import capture_steps
-
-    assert sorted(capture_steps(1000, 4)) == [0, 10, 100, 1000]
-    assert len(capture_steps(2000, 10)) == 10
-    assert sorted(capture_steps(1, 10)) == [0, 1]
-    assert sorted(capture_steps(500, 2)) == [0, 500]
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])

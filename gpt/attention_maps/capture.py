@@ -3,23 +3,35 @@
 Shape letters: L layers, B batch, H heads, T length.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from gpt.model.attention import MultiHeadAttention, causal_attention_weights
+from gpt.model.attention import MultiHeadAttention, causal_attention_logits
 from gpt.model.inference import inference
 from gpt.model.transformer import GPT
 
 
-def attention_maps(model: GPT, token_ids: Tensor) -> Tensor:
-    """How much each token of a text looks at each token before it, in every head of every layer.
-
-    The model runs once, in eval mode and without gradients. Before each attention module a hook takes the input
-    and applies the module's own projections to it, so the maps are those of the very weights that the fused
-    kernel uses. Afterwards the model is as it was, mode and hooks, whatever happened.
+@dataclass(frozen=True)
+class Attention:
+    """What every head of every layer does with one text.
 
     Args:
-        model: the model.
+        maps: (L, H, T, T) float32 on the CPU: query down, key across; rows sum to 1, the future is exactly 0.
+        max_logits: (L, H) float32: the largest logit that went into the softmax.
+    """
+
+    maps: Tensor
+    max_logits: Tensor
+
+
+def attention_maps(model: GPT, token_ids: Tensor) -> Tensor:
+    """How much each token of a text looks at each token before it.
+
+    Args:
+        model: the model; afterwards it is as it was.
         token_ids: (B, T), int64, T at most ``context_length``.
 
     Returns:
@@ -28,19 +40,51 @@ def attention_maps(model: GPT, token_ids: Tensor) -> Tensor:
     Raises:
         ValueError: T is larger than ``context_length``.
     """
-    maps: list[Tensor] = []
+    return _attention_logits(model, token_ids).softmax(dim=-1)
+
+
+def capture_attention(model: GPT, texts: Sequence[Sequence[int]]) -> list[Attention]:
+    """Attention in several texts of any lengths, in one pass.
+
+    Args:
+        model: the model; afterwards it is as it was.
+        texts: token ids of each, at most ``context_length`` of them.
+
+    Returns:
+        One for each text.
+
+    Raises:
+        ValueError: a text is longer than ``context_length``.
+    """
+    longest = max(map(len, texts))
+    # What fills up a shorter text lies in the future of all of its tokens, which none of them sees.
+    filled = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
+    logits = _attention_logits(model, filled)  # (L, B, H, T, T)
+    each = [logits[:, row, :, : len(text), : len(text)] for row, text in enumerate(texts)]
+    return [Attention(maps=own.softmax(dim=-1), max_logits=own.amax(dim=(-2, -1))) for own in each]
+
+
+def _attention_logits(model: GPT, token_ids: Tensor) -> Tensor:
+    """What the softmax of each head is taken of: (B, T) to (L, B, H, T, T) float32 on the CPU, -inf for the future.
+
+    The model runs once, in eval mode and without gradients. Before each attention module a hook takes the input
+    and applies the module's own projections to it, so the maps are those of the very weights that the fused
+    kernel uses. Afterwards the model is as it was, mode and hooks, whatever happened.
+    """
+    modules = list(model.modules())
+    logits: list[Tensor] = []
 
     def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         assert isinstance(module, MultiHeadAttention)
         queries, keys, _ = module.heads(inputs[0])
-        maps.append(causal_attention_weights(queries, keys).cpu())
+        logits.append(causal_attention_logits(queries, keys).cpu())
 
-    with inference(model):
-        hooks = [m.register_forward_pre_hook(record) for m in model.modules() if isinstance(m, MultiHeadAttention)]
+    with inference(model, modules):
+        hooks = [m.register_forward_pre_hook(record) for m in modules if isinstance(m, MultiHeadAttention)]
         try:
             model.transformer(token_ids.to(model.head_weight.device))
         finally:
             for hook in hooks:
                 hook.remove()
-    assert len(maps) == model.config.num_layers  # hooks are skipped without a word where a module is compiled
-    return torch.stack(maps)
+    assert len(logits) == model.config.num_layers  # hooks are skipped without a word where a module is compiled
+    return torch.stack(logits)

@@ -1,8 +1,10 @@
-"""Attention maps as pictures, for a stock TensorBoard.
+"""Attention maps and head scores as pictures, for a TensorBoard without the Attention tab.
 
 Brightness is the square root of the weight, on the cividis colours (readable without colour vision), with 0..1
 fixed, so that pictures of different steps compare. The future, which no token may see, is flat grey.
 """
+
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,14 +26,13 @@ _CIVIDIS = np.array(
     dtype=np.float64,
 )
 _GRID_PIXELS = 768
+_SHARES = ("previous_token", "sink", "induction", "duplicate_token", "normalised_entropy")
 _FUTURE = (208, 208, 208)
 _INK = (30, 30, 30)
 _PAPER = (255, 255, 255)
 
-Picture = NDArray[np.uint8]
 
-
-def grid_picture(maps: NDArray[np.float32], title: str) -> Picture:
+def grid_picture(maps: NDArray[np.float32], title: str) -> Image.Image:
     """All heads of all layers: a row per layer, a column per head.
 
     Args:
@@ -39,7 +40,7 @@ def grid_picture(maps: NDArray[np.float32], title: str) -> Picture:
         title: drawn above.
 
     Returns:
-        (height, width, 3) uint8.
+        An RGB image.
     """
     num_layers, num_heads, T, _ = maps.shape
     scale = max(1, _GRID_PIXELS // (max(num_layers, num_heads) * T))
@@ -54,53 +55,49 @@ def grid_picture(maps: NDArray[np.float32], title: str) -> Picture:
         draw.text((left - 6, y + size / 2), f"layer {layer}", _INK, font, anchor="rm")
         for head in range(num_heads):
             image.paste(_map_image(maps[layer, head], scale), (left + head * (size + gap), y))
-    return np.asarray(image)
+    return image
 
 
-def head_picture(weights: NDArray[np.float32], labels: list[str], title: str) -> Picture:
-    """One head, large, with its tokens: the row is the token that reads, bright is where it looks.
+def scores_picture(scores: Mapping[str, NDArray[np.float32]], title: str) -> Image.Image:
+    """What every head does: for each score that lies in 0..1 a table, a row per layer, a column per head.
 
     Args:
-        weights: (T, T), rows sum to 1.
-        labels: T of them, as ``token_label`` makes them.
+        scores: name to (L, H).
         title: drawn above.
 
     Returns:
-        (height, width, 3) uint8.
+        An RGB image.
     """
-    scale, font = 14, ImageFont.load_default(11)
-    side = len(labels) * scale
-    margin = 10 + round(max(font.getlength(label) for label in labels))
-    top = margin + 38
-    width = margin + max(side + 8, round(font.getlength(title)))
-    image = Image.new("RGB", (width, top + side + 8), _PAPER)
-    draw = ImageDraw.Draw(image)
-    draw.text((6, 4), f"{title}\nrow: the token that reads; bright: where it looks", fill=_INK, font=font)
-    key_labels = Image.new("RGB", (margin - 4, side), _PAPER)  # drawn level, then turned upright
-    for row, label in enumerate(labels):
-        middle = row * scale + scale / 2
-        draw.text((margin - 4, top + middle), label, _INK, font, anchor="rm")
-        ImageDraw.Draw(key_labels).text((2, middle), label, _INK, font, anchor="lm")
-    image.paste(key_labels.transpose(Image.Transpose.ROTATE_90), (margin, top - key_labels.width))
-    image.paste(_map_image(weights, scale), (margin, top))
-    return np.asarray(image)
+    shown = {name: scores[name] for name in _SHARES if name in scores}
+    num_layers, num_heads = next(iter(shown.values())).shape
+    cell_width, cell_height, left, top = 30, 18, 58, 40
+    width, height = left + num_heads * cell_width + 12, 24 + num_layers * cell_height
+    image = Image.new("RGB", (max(width * len(shown), 300), top + height), _PAPER)
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(11)
+    draw.text((6, 4), title, fill=_INK, font=font)
+    for number, (name, values) in enumerate(shown.items()):
+        x0, y0 = number * width + left, top + 20
+        draw.text((x0, y0 - 6), name.replace("_", " "), _INK, font, anchor="ls")
+        for layer, row in enumerate(np.nan_to_num(values).clip(0, 1)):
+            y = y0 + layer * cell_height
+            draw.text((x0 - 6, y + cell_height / 2), f"layer {layer}", _INK, font, anchor="rm")
+            for head, value in enumerate(row):
+                x = x0 + head * cell_width
+                colour = tuple(int(c) for c in _colours(value).round())
+                draw.rectangle((x, y, x + cell_width - 2, y + cell_height - 2), fill=colour)
+                ink = _PAPER if value < 0.5 else _INK
+                draw.text((x + cell_width / 2 - 1, y + cell_height / 2 - 1), f"{value:.2f}", ink, font, anchor="mm")
+    return image
 
 
-def token_label(token: bytes) -> str:
-    """A token as a label that can be read: white space made visible, what is not whole UTF-8 as hexadecimal."""
-    try:
-        text = token.decode("utf-8")
-    except UnicodeDecodeError:
-        return "".join(f"‹{byte:02X}›" for byte in token)
-    visible = {" ": "·", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
-    # Pillow's built-in font has Latin letters; any other character is named instead.
-    return "".join(visible.get(c, c if c.isprintable() and ord(c) < 0x180 else f"U+{ord(c):04X}") for c in text)
+def _colours(share: NDArray[np.float32]) -> NDArray[np.float64]:
+    """0..1 (...) to red, green and blue, 0..255 (..., 3)."""
+    position = share * (len(_CIVIDIS) - 1)
+    return np.stack([np.interp(position, range(len(_CIVIDIS)), channel) for channel in _CIVIDIS.T], axis=-1)
 
 
 def _map_image(weights: NDArray[np.float32], scale: int) -> Image.Image:
-    position = np.sqrt(weights) * (len(_CIVIDIS) - 1)
-    colours = np.stack([np.interp(position, range(len(_CIVIDIS)), channel) for channel in _CIVIDIS.T], axis=-1)
-    colours = np.nan_to_num(colours, nan=0.0)  # a diverged model's map is drawn black
+    colours = np.nan_to_num(_colours(np.sqrt(weights)), nan=0.0)  # a diverged model's map is drawn black
     colours[np.triu_indices(len(weights), k=1)] = _FUTURE
     pixels = colours.round().astype(np.uint8).repeat(scale, axis=0).repeat(scale, axis=1)
     return Image.fromarray(pixels)

@@ -104,17 +104,17 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)
 
 
-def causal_attention_weights(queries: Tensor, keys: Tensor) -> Tensor:
-    """The weights that the fused kernel computes and keeps to itself.
+def causal_attention_logits(queries: Tensor, keys: Tensor) -> Tensor:
+    """What the fused kernel takes the softmax of, and keeps to itself.
 
     Args:
         queries: (B, H, T, D), any float dtype.
         keys: (B, H, T, D).
 
     Returns:
-        (B, H, T, T) float32: rows (one per query) sum to 1, the future is exactly 0.
+        (B, H, T, T) float32: a row per query, -inf for the future. ``softmax(dim=-1)`` makes the attention weights.
     """
     T = queries.shape[-2]
-    scores = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5  # (B, H, T, T)
-    future = torch.ones(T, T, dtype=torch.bool, device=scores.device).triu(diagonal=1)
-    return scores.masked_fill(future, -torch.inf).softmax(dim=-1)
+    logits = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5  # (B, H, T, T)
+    future = torch.ones(T, T, dtype=torch.bool, device=logits.device).triu(diagonal=1)
+    return logits.masked_fill(future, -torch.inf)

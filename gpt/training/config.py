@@ -16,6 +16,8 @@ from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace
 from gpt.files import atomic_write
 from gpt.model.config import GPTConfig
 
+MAX_CAPTURES = 500
+
 
 def _at_least(minimum: int, section: str, config: Any, *names: str) -> None:
     for name in names:
@@ -169,21 +171,24 @@ class GuardConfig:
 
 @dataclass(frozen=True)
 class AttentionMapsConfig:
-    """Attention maps of one fixed text, as images in TensorBoard.
+    """Attention maps in TensorBoard: of one fixed text, and of random tokens that come twice.
 
     Args:
         enabled: whether to write them.
-        probe_text: the text; what does not fit into the context, or is beyond 64 tokens, is cut off.
-        captures: how often in the run, closer together at its start, and always before and after it.
+        probe_text: the text; what does not fit into the context, or is beyond 256 tokens, is cut off.
+        captures: how often in the run: at each power of two, evenly between, and always before and after it.
     """
 
     enabled: bool = True
-    probe_text: str = "When the cat sat on the mat, the dog sat on the rug. When the cat ran, the dog ran."
-    captures: int = 10
+    probe_text: str = (
+        "When Mary and John went to the store, Mary gave a drink to John. When the cat sat on the mat, the dog sat on "
+        "the rug. When the cat ran to the door, the dog ran to the door and the cat ran to the mat."
+    )
+    captures: int = 200
 
     def __post_init__(self) -> None:
-        if not 2 <= self.captures <= 12:
-            raise ValueError(f"attention_maps.captures is {self.captures}; it must be between 2 and 12")
+        if not 2 <= self.captures <= MAX_CAPTURES:
+            raise ValueError(f"attention_maps.captures is {self.captures}; it must be between 2 and {MAX_CAPTURES}")
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.checkpoint import LAST, read_checkpoint
-from gpt.training.callbacks.attention_images import AttentionImages
+from gpt.training.callbacks.attention_watch import AttentionWatch
 from gpt.training.callbacks.divergence_guard import DivergedError, DivergenceGuard
 from gpt.training.callbacks.interruption import Interruption
 from gpt.training.callbacks.run_checkpoints import RunCheckpoints
@@ -201,8 +201,7 @@ def build_callbacks(
     if config.trainer.sample_tokens:
         callbacks.append(samples)
     if config.attention_maps.enabled:
-        shape = (config.trainer.max_steps, config.model.context_length)
-        callbacks.append(AttentionImages(config.attention_maps, data.tokenizer, *shape))
+        callbacks.append(AttentionWatch(data))
     checkpoints = RunCheckpoints(run_dir, config.checkpoint.keep_last)
     interruption = Interruption(checkpoints)
     return interruption, [*callbacks, DivergenceGuard(), checkpoints, interruption]

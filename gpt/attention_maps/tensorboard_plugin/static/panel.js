@@ -1,0 +1,217 @@
+// One view of one run: which run, probe and step, and the head that is looked at there.
+
+import { choice, element, setChoices } from "./dom.js";
+import { Series, headMap } from "./data.js";
+import { HeadView } from "./head_view.js";
+import { METRICS, roleOf } from "./metrics.js";
+import { ScoreTable } from "./score_table.js";
+
+const PLAY_MILLISECONDS = 120;
+
+export class Panel {
+  // `onchange()` is called when another run, probe or step is chosen; `onpoint` as in HeadView.
+  constructor(name, onchange, onpoint) {
+    this.onchange = onchange;
+    this.runs = {};
+    this.allSeries = new Map();
+    this.series = null;
+    this.step = null;
+    this.follow = true;
+    this.playing = null;
+    this.run = choice("Run", {}, "", (run) => this.choose(run, null));
+    this.probe = choice("Probe", {}, "", (tag) => this.choose(this.run.select.value, tag));
+    this.slider = element("input", {
+      type: "range",
+      min: 0,
+      max: 0,
+      step: 1,
+      className: "slider",
+      "aria-label": `step of ${name}`,
+      oninput: () => this.goTo(Number(this.slider.value)),
+    });
+    this.stepText = element("output", { className: "step" });
+    this.playButton = element("button", { onclick: () => this.togglePlay() }, "▶ play");
+    this.followBox = element("input", { type: "checkbox", checked: true, onchange: () => this.setFollow(this.followBox.checked) });
+    this.title = element("h2");
+    this.badge = element("span", { className: "badge" });
+    this.note = element("p", { className: "note", role: "status" });
+    this.view = new HeadView(onpoint);
+    this.table = new ScoreTable((step) => this.goTo(this.series.captures.findIndex((capture) => capture.step >= step)));
+    this.node = element(
+      "section",
+      { className: "panel", "aria-label": name },
+      element("div", { className: "row" }, this.run.field, this.probe.field),
+      element(
+        "div",
+        { className: "row" },
+        this.playButton,
+        element("button", { onclick: () => this.goBy(-1), "aria-label": "one capture back", title: "one capture back" }, "◀"),
+        this.slider,
+        element("button", { onclick: () => this.goBy(1), "aria-label": "one capture on", title: "one capture on" }, "▶"),
+        this.stepText,
+        element("label", { className: "field" }, this.followBox, " follow latest"),
+      ),
+      element("div", { className: "row heading" }, this.title, this.badge),
+      this.note,
+      this.view.node,
+      this.table.node,
+    );
+  }
+
+  get capture() {
+    return this.series?.captures[this.index] ?? null;
+  }
+
+  get index() {
+    const captures = this.series?.captures ?? [];
+    const exact = captures.findIndex((capture) => capture.step === this.step);
+    return exact >= 0 ? exact : captures.length - 1;
+  }
+
+  // Scores at each step: what only the repeated-random probe defines is taken from it.
+  get history() {
+    return this.series.captures.map((capture) => ({
+      step: capture.step,
+      scores: { ...this.repeats?.scoresAt(capture.step), ...capture.scores },
+    }));
+  }
+
+  get scores() {
+    return { ...this.repeats?.scoresAt(this.capture.step), ...this.capture.scores };
+  }
+
+  // Take over what the server lists now, and read what is new in the series that are shown.
+  async update(runs) {
+    this.runs = runs;
+    const names = Object.keys(runs).sort();
+    setChoices(this.run.select, Object.fromEntries(names.map((name) => [name, name])), this.series?.run ?? "");
+    if (!this.series || !runs[this.series.run]?.[this.series.tag]) {
+      const latest = (run) => Math.max(...Object.values(runs[run]).map((facts) => facts.last_wall_time));
+      const run = this.series && runs[this.series.run] ? this.series.run : names.sort((a, b) => latest(b) - latest(a))[0];
+      return this.#show(run, null);
+    }
+    this.#listProbes();
+    return this.#refresh();
+  }
+
+  // Another run or probe; without a tag, the run's latest text.
+  async choose(run, tag) {
+    if (await this.#show(run, tag)) this.onchange();
+  }
+
+  async #show(run, tag) {
+    const tags = this.runs[run] ?? {};
+    const order = Object.keys(tags).sort((a, b) => tags[a].repeats - tags[b].repeats || tags[b].last_wall_time - tags[a].last_wall_time);
+    const chosen = tags[tag] ? tag : order[0];
+    if (!chosen) return false;
+    this.series = this.#seriesOf(run, chosen);
+    const twice = order.find((other) => tags[other].repeats);
+    this.repeats = twice ? this.#seriesOf(run, twice) : null;
+    this.#listProbes();
+    await this.#refresh();
+    return true;
+  }
+
+  #seriesOf(run, tag) {
+    const key = JSON.stringify([run, tag]);
+    if (!this.allSeries.has(key)) this.allSeries.set(key, new Series(run, tag, this.runs[run][tag]));
+    return this.allSeries.get(key);
+  }
+
+  #listProbes() {
+    const tags = this.runs[this.series.run];
+    setChoices(
+      this.probe.select,
+      Object.fromEntries(Object.entries(tags).map(([tag, facts]) => [tag, `${tag.replace(/^attention\//, "")} · ${preview(facts)}`])),
+      this.series.tag,
+    );
+    this.run.select.value = this.series.run;
+  }
+
+  async #refresh() {
+    const wanted = [...new Set([this.series, this.repeats])].filter((series) => series && this.runs[series.run]?.[series.tag]);
+    const changed = await Promise.all(
+      wanted.map((series) => series.refresh(this.runs[series.run][series.tag].last_wall_time)),
+    );
+    if (this.follow) this.step = this.series.captures.at(-1)?.step ?? null;
+    return changed.some(Boolean);
+  }
+
+  goTo(index) {
+    const captures = this.series?.captures ?? [];
+    if (!captures.length) return;
+    this.step = captures[Math.min(captures.length - 1, Math.max(0, index))].step;
+    this.#setFollowQuietly(false);
+    this.onchange();
+  }
+
+  goBy(count) {
+    this.goTo(this.index + count);
+  }
+
+  setFollow(follow) {
+    this.#setFollowQuietly(follow);
+    if (follow) this.step = this.series?.captures.at(-1)?.step ?? null;
+    this.onchange();
+  }
+
+  #setFollowQuietly(follow) {
+    this.follow = follow;
+    this.followBox.checked = follow;
+  }
+
+  togglePlay() {
+    if (this.playing) return this.#stop();
+    this.playButton.textContent = "❚❚ pause";
+    if (this.index >= this.series.captures.length - 1) this.goTo(0);
+    this.playing = setInterval(() => {
+      if (this.busy) return; // the maps of the last one are still on their way
+      if (this.index >= this.series.captures.length - 1) this.#stop();
+      else this.goBy(1);
+    }, PLAY_MILLISECONDS);
+  }
+
+  #stop() {
+    clearInterval(this.playing);
+    this.playing = null;
+    this.playButton.textContent = "▶ play";
+  }
+
+  // `look` is {scale, mute, direction, dark}.
+  async draw({ layer, head }, look, pointed) {
+    const { series, capture } = this;
+    this.slider.max = series.captures.length - 1;
+    this.slider.value = this.index;
+    this.slider.setAttribute("aria-valuetext", `step ${capture.step}`);
+    this.stepText.textContent = `step ${capture.step} (${this.index + 1} of ${series.captures.length})`;
+    const inRange = capture.scores.sink[layer]?.[head] !== undefined;
+    this.title.textContent = `Layer ${layer}, head ${head}`;
+    const role = roleOf(this.scores, layer, head);
+    this.badge.textContent = role ? `${METRICS[role.metric].name} ${role.value.toFixed(2)}` : "no clear role";
+    this.badge.dataset.role = role?.metric ?? "";
+    this.table.draw(this.history, capture.step, layer, head);
+    let map = null;
+    this.note.textContent = "";
+    if (!inRange) {
+      this.note.textContent = "This run's model has no such head.";
+    } else if (!capture.has_maps) {
+      this.note.textContent = "Of this probe the scores are kept at every step, the maps at the last one only.";
+    } else {
+      this.busy = true;
+      try {
+        map = headMap(await series.layer(capture, layer), head, series.size, look.mute);
+      } finally {
+        this.busy = false;
+      }
+      if (this.series !== series || this.capture !== capture) return; // another one was chosen meanwhile
+    }
+    const token = pointed === null || pointed >= series.size ? null : pointed;
+    this.view.draw(series.facts, map, look, token, `attention map of layer ${layer}, head ${head}, step ${capture.step}`);
+  }
+}
+
+function preview({ labels, repeats }) {
+  if (repeats) return "random tokens, twice";
+  const text = labels.slice(1).join("").replaceAll("·", " ").replaceAll("⏎", " ").trim();
+  return text.length > 36 ? `${text.slice(0, 36)}…` : text;
+}

@@ -1,0 +1,101 @@
+"""What the tests of the Attention tab share: folders of runs, good and bad, and a TensorBoard that serves them."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from gpt.attention_maps.capture import Attention
+from gpt.attention_maps.probes import Probe
+from gpt.attention_maps.writer import Capture, write_captures
+
+
+def synthetic_attention(layers: int, heads: int, length: int, seed: int) -> Attention:
+    """Attention of no model: random, causal."""
+    logits = torch.randn(layers, heads, length, length, generator=torch.Generator().manual_seed(seed)) * 2
+    logits = logits.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+    return Attention(logits.softmax(-1), logits.amax((-2, -1)))
+
+
+def write_run(
+    run_dir: Path, steps: Sequence[int], layers: int = 2, heads: int = 2, labels: Sequence[str] = "abcd"
+) -> None:
+    """A run whose text is a few labels."""
+    length = len(labels)
+    probe = Probe("text", tuple(range(length)), tuple(labels), ("",) * length)
+    with SummaryWriter(str(run_dir)) as board:
+        for step in steps:
+            write_captures(board, step, [Capture(probe, synthetic_attention(layers, heads, length, step))])
+
+
+def odd_runs(tiny_run: Path, folder: Path) -> None:
+    """Beside a real run everything that a folder may hold when something has gone wrong, or is just large."""
+    shutil.copytree(tiny_run, folder / "real")
+    (folder / "empty").mkdir()
+    shutil.copytree(tiny_run, folder / "half")
+    (file,) = (folder / "half").glob("events.*")
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * 0.7)])  # its writer was killed
+    (folder / "garbage").mkdir()
+    (folder / "garbage" / "events.out.tfevents.1.x").write_bytes(os.urandom(1000))
+    write_run(folder / "other_shape", [0, 5], layers=3, heads=5, labels=["<start>", "<script>alert(1)</script>", "·c"])
+    write_run(folder / "long", range(500), layers=1, heads=1)
+
+
+@contextmanager
+def tensorboard(logdir: Path, *flags: str) -> Iterator[str]:
+    """Serve a folder; the address, without a slash at its end."""
+    command = [
+        str(Path(sys.executable).with_name("tensorboard")),
+        "--logdir",
+        str(logdir),
+        "--port",
+        "0",
+        "--reload_interval",
+        "1",
+        *flags,
+    ]
+    log = logdir.parent / f"{logdir.name}.tensorboard.log"
+    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+        try:
+            deadline = time.monotonic() + 60
+            while not (found := re.search(r"(http://\S+?)/? \(Press", log.read_text())):
+                assert process.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.1)
+            yield found[1]
+        finally:
+            process.terminate()
+
+
+def get(address: str, route: str, **parameters: Any) -> tuple[int, bytes]:
+    """Status and body, unpacked, of a route of the tab's."""
+    url = f"{address}/data/plugin/attention/{route}?{urllib.parse.urlencode(parameters)}"
+    try:
+        with urllib.request.urlopen(url) as response:
+            return response.status, response.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def wait_for_runs(address: str, names: set[str]) -> dict[str, Any]:
+    """What the server lists once it has read these runs."""
+    deadline = time.monotonic() + 60
+    while True:
+        runs = json.loads(get(address, "series")[1])
+        if names <= runs.keys():
+            return runs
+        assert time.monotonic() < deadline, runs.keys()
+        time.sleep(0.3)

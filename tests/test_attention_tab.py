@@ -1,0 +1,291 @@
+"""The Attention tab as a person uses it: a real browser on a real TensorBoard on a real run."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.conftest import chromium
+from tests.serving import odd_runs, tensorboard, wait_for_runs, write_run
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page
+
+pytestmark = pytest.mark.browser
+WAIT = 20_000  # milliseconds
+
+
+@pytest.fixture(scope="module")
+def browser() -> "Iterator[Browser]":
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("tab") / "runs"
+    folder.mkdir()
+    odd_runs(tiny_run, folder)
+    with tensorboard(folder) as address:
+        wait_for_runs(address, {"real", "half", "other_shape", "long"})
+        yield address
+
+
+@pytest.fixture
+def page(browser: "Browser") -> "Iterator[Page]":
+    """A page that fails the test if its console has an error of ours."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    errors: list[str] = []
+
+    def note(message: "ConsoleMessage") -> None:
+        # A page of its own, without TensorBoard around it, has no icon.
+        if message.type == "error" and "favicon" not in message.location["url"]:
+            errors.append(f"{message.text} ({message.location['url']})")
+
+    page.on("console", note)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(f"a dialog: {dialog.message}"))
+    yield page
+    page.close()
+    assert errors == []
+
+
+def _open(page: "Page", address: str, whole: bool = False, **parts: object) -> "Page | FrameLocator":
+    """The tab, drawn: alone, which loads faster, or in the whole of TensorBoard."""
+    fragment = "&".join(["attention", *(f"p.attention.{name}={value}" for name, value in parts.items())])
+    page.goto("about:blank")  # what differs after # only would not be loaded again
+    page.goto(f"{address}/{'' if whole else 'data/plugin_entry.html?name=attention'}#{fragment}")
+    tab = page.frame_locator("iframe[src*='name=attention']") if whole else page
+    tab.locator("output.step").first.filter(has_text="step").wait_for(timeout=WAIT)
+    page.wait_for_function("() => location.hash.includes('p.attention.head')", timeout=WAIT)
+    return tab
+
+
+def _picture(frame: "Page | FrameLocator") -> str:
+    """What the large map shows, as one string."""
+    return frame.locator("canvas.map").first.evaluate("c => c.toDataURL()")
+
+
+def _colours(frame: "Page | FrameLocator") -> set[tuple[int, ...]]:
+    """The colours in the large map."""
+    script = """c => {
+        const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+        return [...new Set(new Uint32Array(data.buffer))].map(n => [n & 255, (n >> 8) & 255, (n >> 16) & 255]);
+    }"""
+    return {tuple(colour) for colour in frame.locator("canvas.map").first.evaluate(script)}
+
+
+def _wait_until_changed(page: "Page", frame: "Page | FrameLocator", before: str) -> str:
+    for _ in range(100):
+        if (now := _picture(frame)) != before:
+            return now
+        page.wait_for_timeout(50)
+    raise AssertionError("the map stays the same")
+
+
+def _move_slider(frame: "Page | FrameLocator", index: int) -> None:
+    slider = frame.get_by_label("step of the view", exact=True)
+    slider.evaluate(f"e => {{ e.value = {index}; e.dispatchEvent(new Event('input')); }}")
+
+
+def test_the_tab_is_there_and_its_map_is_drawn(page: "Page", served: str) -> None:
+    page.goto(served)
+    page.get_by_role("tab", name="Attention").click(timeout=WAIT)
+    page.frame_locator("iframe[src*='name=attention']").locator("output.step").first.wait_for(timeout=WAIT)
+    frame = _open(page, served, whole=True, run="real")
+    assert frame.locator("output.step").first.inner_text() == "step 30 (4 of 4)"
+    assert frame.locator(".tile").count() == 4
+    assert len(_colours(frame)) > 10
+    assert (208, 208, 208) in _colours(frame)  # the future
+
+
+def test_the_slider_changes_the_map_and_the_address(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real")
+    last = _picture(frame)
+    _move_slider(frame, 0)
+    first = _wait_until_changed(page, frame, last)
+    assert frame.locator("output.step").first.inner_text() == "step 0 (1 of 4)"
+    assert not frame.get_by_label("follow latest").first.is_checked()
+    page.wait_for_function("() => location.hash.includes('p.attention.step=0')")
+    frame.get_by_label("one capture on").first.click()
+    assert _wait_until_changed(page, frame, first) != last
+    assert "step 2 " in frame.locator("output.step").first.inner_text()
+
+
+def test_the_first_map_is_even_as_a_new_model_is(page: "Page", served: str) -> None:
+    """The canvas against the closed form: at step 0 row i is 1/(i+1), and its colour that of sqrt(1/(i+1))."""
+    from gpt.attention_maps.images import _colours as colours
+
+    frame = _open(page, served, run="real", step=0, token=0)
+    page.wait_for_timeout(300)
+    where = frame.locator("canvas.map").first.evaluate(
+        """c => {
+            const size = 23, ratio = devicePixelRatio, context = c.getContext('2d');
+            const cell = Math.floor(576 / size), margin = c.width / ratio - 2 - size * cell;
+            return [3, 8, 20].map(i => Array.from(context.getImageData((margin + 1.5 * cell) * ratio,
+                (margin + (i + 0.5) * cell) * ratio, 1, 1).data.slice(0, 3)));
+        }"""
+    )
+    for row, pixel in zip([3, 8, 20], where, strict=True):
+        expected = colours((1 / (row + 1)) ** 0.5)
+        assert max(abs(a - b) for a, b in zip(pixel, expected, strict=True)) <= 12  # nearly even: weights are small
+
+
+def test_hovering_lights_tokens_and_a_click_keeps_them(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real")
+    strip = frame.locator(".strip").first
+    lit = "s => [...s.children].map(t => t.style.background).join()"
+    before = strip.evaluate(lit)
+    box = frame.locator("canvas.map").first.bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
+    page.wait_for_timeout(300)
+    hovered = strip.evaluate(lit)
+    assert hovered != before
+    assert re.search(r"\d+ “.*” → \d+ “.*”: 0\.\d{3}", frame.locator(".tip").first.inner_text())
+    assert "looks at" in frame.locator(".reading").first.inner_text()
+    page.mouse.click(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
+    page.mouse.move(5, 5)
+    page.wait_for_timeout(300)
+    assert strip.evaluate(lit) == hovered
+    page.wait_for_function("() => location.hash.includes('p.attention.token=')")
+    frame.get_by_label("A token shows").select_option("key")
+    page.wait_for_timeout(300)
+    assert "is looked at by" in frame.locator(".reading").first.inner_text()
+    page.keyboard.press("Escape")
+
+
+def test_keys_move_between_heads_and_captures(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real", layer=0, head=0)
+    frame.locator(".tile").first.focus()
+    for key, title in [
+        ("ArrowRight", "Layer 0, head 1"),
+        ("ArrowDown", "Layer 1, head 1"),
+        ("ArrowLeft", "Layer 1, head 0"),
+    ]:
+        page.keyboard.press(key)
+        frame.get_by_role("heading", name=title).first.wait_for(timeout=WAIT)
+    assert "layer 1, head 0" in (frame.locator(".tile:focus").get_attribute("aria-label") or "")
+    page.keyboard.press(",")
+    frame.locator("output.step").first.filter(has_text="step 8 ").wait_for(timeout=WAIT)
+    page.keyboard.press(".")
+    frame.locator("output.step").first.filter(has_text="step 30 ").wait_for(timeout=WAIT)
+    strip = frame.locator(".strip").first
+    strip.focus()
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowRight")
+    frame.locator(".reading").first.filter(has_text=re.compile("^1 “")).wait_for(timeout=WAIT)
+
+
+def test_an_address_brings_back_the_view(page: "Page", served: str) -> None:
+    view = {"run": "real", "step": 8, "layer": 1, "head": 0, "metric": "sink", "sorted": 1, "scale": "log", "token": 3}
+    frame = _open(page, served, whole=True, **view, mute=1)
+    assert frame.locator("output.step").first.inner_text() == "step 8 (3 of 4)"
+    assert frame.get_by_role("heading", name="Layer 1, head 0").first.is_visible()
+    assert frame.get_by_label("Brightness").input_value() == "log"
+    assert frame.get_by_label("mute token 0").is_checked()
+    assert frame.locator(".grid.sorted").count() == 1
+    assert frame.locator(".reading").first.inner_text().startswith("3 “")
+    for name, value in view.items():
+        assert f"p.attention.{name}={value}" in page.url
+
+
+def test_heads_are_sorted_and_filtered_by_score(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="other_shape", metric="sink", sorted=1)
+    captions = frame.locator(".tile .caption").all_inner_texts()
+    values = [float(caption.split()[1]) for caption in captions]
+    assert len(values) == 15
+    assert values == sorted(values, reverse=True)
+    middle = sorted(values)[7]
+    slider = frame.get_by_label("at least")
+    slider.evaluate(f"e => {{ e.value = {middle}; e.dispatchEvent(new Event('input')); }}")
+    page.wait_for_timeout(400)
+    assert 5 <= frame.locator(".tile").count() <= 9
+
+
+def test_muting_token_0_shares_its_weight_out(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="other_shape", layer=0, head=0, token=2)
+    reading = frame.locator(".reading").first
+    plain = reading.inner_text()
+    frame.get_by_label("mute token 0").check()
+    page.wait_for_timeout(300)
+    muted = reading.inner_text()
+    assert "0 “<start>”" in plain
+    assert "0 “<start>”" not in muted
+    assert sum(float(w) for w in re.findall(r"” (\d\.\d\d)", muted)) == pytest.approx(1, abs=0.02)
+
+
+def test_a_token_is_text_whatever_it_says(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="other_shape")
+    assert frame.locator(".token").all_inner_texts() == ["<start>", "<script>alert(1)</script>", "·c"]
+    assert frame.locator("script:has-text('alert')").count() == 0
+
+
+def test_the_repeated_random_tokens_have_scores_at_every_step_and_maps_at_the_last(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real")
+    select = frame.get_by_label("Probe").first
+    tags = select.evaluate("s => [...s.options].map(o => o.value)")
+    (random,) = (tag for tag in tags if "random" in tag)
+    select.select_option(random)
+    frame.locator(".token").nth(30).wait_for(timeout=WAIT)
+    assert len(_colours(frame)) > 10
+    _move_slider(frame, 1)
+    frame.locator(".note").first.filter(has_text="maps at the last one only").wait_for(timeout=WAIT)
+    rows = frame.locator(".panel").first.locator("table.scores tbody tr").all_inner_texts()
+    assert any(re.search(r"induction\s+0\.\d\d", row) for row in rows)
+
+
+def test_two_steps_side_by_side(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real")
+    frame.get_by_label("compare with another step or run").check()
+    second = frame.locator("section.panel").nth(1)
+    second.locator("output.step").filter(has_text="step 0 ").wait_for(timeout=WAIT)
+    assert "step 30 " in frame.locator("output.step").first.inner_text()
+    second.locator("select").first.select_option("other_shape")
+    second.locator(".token").filter(has_text="script").wait_for(timeout=WAIT)
+    page.wait_for_function("() => location.hash.includes('run2=other_shape')")
+
+
+def test_500_captures_play(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="long", step=480)
+    assert "(481 of 500)" in frame.locator("output.step").first.inner_text()
+    frame.get_by_role("button", name="play").first.click()
+    frame.locator("output.step").first.filter(has_text="(500 of 500)").wait_for(timeout=WAIT)
+    frame.get_by_role("button", name="play").first.wait_for(timeout=WAIT)
+
+
+def test_the_tab_is_dark_when_tensorboard_is(page: "Page", served: str) -> None:
+    frame = _open(page, served, whole=True, run="real")
+    background = "b => getComputedStyle(b).backgroundColor"
+    assert frame.locator("body").evaluate(background) == "rgb(255, 255, 255)"
+    page.evaluate("document.body.classList.add('dark-mode')")
+    page.wait_for_timeout(300)
+    assert frame.locator("body").evaluate(background) == "rgb(48, 48, 48)"
+
+
+def test_what_a_running_training_writes_appears(browser: "Browser", page: "Page", tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    write_run(folder / "run", [0, 1])
+    with tensorboard(folder) as address:
+        wait_for_runs(address, {"run"})
+        frame = _open(page, address)
+        frame.locator("output.step").first.filter(has_text="step 1 (2 of 2)").wait_for(timeout=WAIT)
+        page.wait_for_timeout(1100)  # a file's name has the second
+        write_run(folder / "run", [2, 3, 5])
+        frame.locator("output.step").first.filter(has_text="step 5 (5 of 5)").wait_for(timeout=WAIT)
+        frame.get_by_label("one capture back").first.click()
+        frame.locator("output.step").first.filter(has_text="step 3 ").wait_for(timeout=WAIT)
+        page.wait_for_timeout(1100)
+        write_run(folder / "run", [8])
+        frame.locator("output.step").first.filter(has_text="(4 of 6)").wait_for(
+            timeout=WAIT
+        )  # it stays where one looks
+        frame.get_by_label("follow latest").first.check()
+        frame.locator("output.step").first.filter(has_text="step 8 ").wait_for(timeout=WAIT)
+        page.goto("about:blank")  # before the server goes

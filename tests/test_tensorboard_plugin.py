@@ -1,0 +1,205 @@
+"""The server side of the Attention tab, in both of TensorBoard's ways to read files."""
+
+import gzip
+import json
+import subprocess
+import sys
+import time
+import types
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpt.attention_maps.event_format import unpack_layer
+from gpt.attention_maps.tensorboard_plugin import AttentionLoader
+from tests.attention_events import read_captures
+from tests.serving import get, odd_runs, tensorboard, wait_for_runs, write_run
+
+Served = tuple[str, Path]
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module", params=["true", "false"], ids=["fast", "python"])
+def served(
+    request: pytest.FixtureRequest, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
+    """Address and folder of a TensorBoard over good and bad runs."""
+    folder = tmp_path_factory.mktemp("served") / "runs"
+    folder.mkdir()
+    odd_runs(tiny_run, folder)
+    with tensorboard(folder, "--load_fast", request.param) as address:
+        wait_for_runs(address, {"real", "half", "other_shape", "long"})
+        yield address, folder
+
+
+def _captures(address: str, run: str, tag: str, **parameters: float) -> list[dict]:
+    status, body = get(address, "captures", run=run, tag=tag, **parameters)
+    assert status == 200
+    return json.loads(body)
+
+
+def _wait_for_captures(address: str, run: str, tag: str, count: int) -> list[dict]:
+    deadline = time.monotonic() + 60
+    while len(captures := _captures(address, run, tag)) < count:
+        assert time.monotonic() < deadline, len(captures)
+        time.sleep(0.3)
+    return captures
+
+
+def test_what_was_written_is_what_is_served(served: Served) -> None:
+    address, folder = served
+    written = read_captures(folder / "real")
+    listed = wait_for_runs(address, {"real"})["real"]
+    assert listed.keys() == written.keys()
+    for tag, captures in written.items():
+        got = _wait_for_captures(address, "real", tag, len(captures))
+        assert {**captures[0].series, "last_wall_time": got[-1]["wall_time"]} == listed[tag]
+        assert [capture["step"] for capture in got] == [capture.step for capture in captures]
+        for capture, expected in zip(got, captures, strict=True):
+            assert capture["scores"] == expected.scores
+            assert capture["has_maps"] == bool(expected.layers)
+            for layer, blob in enumerate(expected.layers):
+                where = {"run": "real", "tag": tag, "step": capture["step"], "wall_time": capture["wall_time"]}
+                status, body = get(address, "maps", layer=layer, **where)
+                assert status == 200
+                # A client that does not say it takes gzip still gets what was asked for.
+                packed = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
+                assert packed == gzip.decompress(blob)
+
+
+def test_only_newer_captures_bring_their_scores(served: Served) -> None:
+    address, folder = served
+    (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
+    every = _wait_for_captures(address, "real", tag, 4)
+    newer = _captures(address, "real", tag, newer_than=every[1]["wall_time"])
+    assert [capture["step"] for capture in newer] == [capture["step"] for capture in every]
+    assert ["scores" in capture for capture in newer] == [c["wall_time"] > every[1]["wall_time"] for c in every]
+
+
+def test_every_one_of_500_captures_is_kept(served: Served) -> None:
+    address, _ = served
+    (tag,) = wait_for_runs(address, {"long"})["long"]
+    assert [capture["step"] for capture in _wait_for_captures(address, "long", tag, 500)] == list(range(500))
+
+
+def test_a_half_written_file_gives_what_is_whole(served: Served) -> None:
+    address, _ = served
+    for tag in wait_for_runs(address, {"half"})["half"]:
+        steps = [capture["step"] for capture in _wait_for_captures(address, "half", tag, 1)]
+        assert steps == [0, 2, 8, 30][: len(steps)]
+
+
+def test_tokens_are_data_and_nothing_else(served: Served) -> None:
+    address, _ = served
+    ((tag, facts),) = wait_for_runs(address, {"other_shape"})["other_shape"].items()
+    assert facts["labels"] == ["<start>", "<script>alert(1)</script>", "·c"]
+    first = _wait_for_captures(address, "other_shape", tag, 2)[0]
+    where = {"run": "other_shape", "tag": tag, "step": 0, "wall_time": first["wall_time"], "layer": 2}
+    body = get(address, "maps", **where)[1]
+    assert unpack_layer(body if body[:2] == b"\x1f\x8b" else gzip.compress(body), 5).shape == (5, 3, 3)
+
+
+@pytest.mark.parametrize(
+    "route,parameters,status",
+    [
+        ("nothing.js", {}, 404),
+        ("../plugin.py", {}, 404),
+        ("captures", {}, 400),
+        ("captures", {"run": "real"}, 400),
+        ("captures", {"run": "nowhere", "tag": "x"}, 404),
+        ("captures", {"run": "real", "tag": "x"}, 404),
+        ("captures", {"run": "real", "tag": "TAG", "newer_than": "soon"}, 400),
+        ("maps", {"run": "real", "tag": "TAG", "layer": 0}, 400),
+        ("maps", {"run": "real", "tag": "TAG", "step": 30, "wall_time": 1, "layer": 0}, 404),
+        ("maps", {"run": "real", "tag": "TAG", "step": 30, "wall_time": "TIME", "layer": 2}, 404),
+        ("maps", {"run": "real", "tag": "TAG", "step": 30, "wall_time": "TIME", "layer": -1}, 404),
+        ("maps", {"run": "real", "tag": "TAG", "step": "last", "wall_time": "TIME", "layer": 0}, 400),
+        ("maps", {"run": "real", "tag": "TAG", "step": 30, "wall_time": "TIME", "layer": 1}, 200),
+    ],
+)
+def test_what_does_not_exist_is_not_found(route: str, parameters: dict, status: int, served: Served) -> None:
+    address, folder = served
+    (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
+    known = {"TAG": tag, "TIME": _wait_for_captures(address, "real", tag, 4)[-1]["wall_time"]}
+    got, body = get(address, route, **{name: known.get(value, value) for name, value in parameters.items()})
+    assert got == status, body
+    assert get(address, "series")[0] == 200
+
+
+def test_the_static_files_are_served(served: Served) -> None:
+    static = ROOT / "gpt" / "attention_maps" / "tensorboard_plugin" / "static"
+    assert len(list(static.iterdir())) >= 5
+    for path in static.iterdir():
+        status, body = get(served[0], path.name)
+        assert (status, body) == (200, path.read_bytes())
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_a_step_that_a_resumed_run_wrote_again_is_there_once(fast: str, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    write_run(folder / "run", [0, 1, 2])
+    time.sleep(1.1)  # file names have the second
+    write_run(folder / "run", [2, 3])
+    with tensorboard(folder, "--load_fast", fast) as address:
+        (tag,) = wait_for_runs(address, {"run"})["run"]
+        captures = _wait_for_captures(address, "run", tag, 4)
+    assert [capture["step"] for capture in captures] == [0, 1, 2, 3]
+    if fast == "true":  # the other reader keeps the earlier of the two
+        assert captures[2]["wall_time"] > captures[1]["wall_time"] + 1
+
+
+def test_a_folder_without_runs_is_served(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    with tensorboard(tmp_path / "runs") as address:
+        assert get(address, "series") == (200, b"{}")
+
+
+def test_importing_the_tab_costs_tensorboard_nothing() -> None:
+    code = (
+        "import sys, gpt.attention_maps.tensorboard_plugin.plugin;"
+        "sys.exit(' '.join({'torch', 'lightning', 'datasets', 'tiktoken'} & set(sys.modules)) or 0)"
+    )
+    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert finished.returncode == 0, finished.stderr
+
+
+def test_a_tab_that_cannot_be_loaded_does_not_stop_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gpt.attention_maps.tensorboard_plugin.plugin", None)  # its import fails
+    assert AttentionLoader().load(types.SimpleNamespace(data_provider=None)) is None
+
+
+@pytest.mark.parametrize(
+    "before,after",
+    [({}, {"attention": 1000}), ({"attention": 5, "images": 3}, {"attention": 5, "images": 3}), (None, None)],
+)
+def test_what_the_user_asked_for_is_left_alone(before: dict | None, after: dict | None) -> None:
+    flags = types.SimpleNamespace(samples_per_plugin=before)
+    AttentionLoader().fix_flags(flags)
+    assert flags.samples_per_plugin == after
+    AttentionLoader().fix_flags(types.SimpleNamespace())
+
+
+def test_the_wheel_brings_the_tab(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    # Built from a copy, so that nothing is left in the tree, and nothing that was is taken for granted.
+    source = tmp_path / "source"
+    subprocess.run(["git", "-C", str(ROOT), "checkout-index", "--all", f"--prefix={source}/"], check=True)
+    subprocess.run([*command, "--wheel-dir", str(tmp_path), str(source)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as content:
+        names = content.namelist()
+        (entry_points,) = (name for name in names if name.endswith("entry_points.txt"))
+        assert "[tensorboard_plugins]" in content.read(entry_points).decode()
+    for name in ("index.js", "style.css", "data.js"):
+        assert f"gpt/attention_maps/tensorboard_plugin/static/{name}" in names
+    assert "gpt/gpt2.tiktoken" in names
+
+
+def test_the_tab_and_the_pictures_have_the_same_colours() -> None:
+    from gpt.attention_maps.images import _CIVIDIS
+
+    script = (ROOT / "gpt/attention_maps/tensorboard_plugin/static/colours.js").read_text()
+    for red, green, blue in _CIVIDIS.astype(int).tolist():
+        assert f"[{red}, {green}, {blue}]" in script
