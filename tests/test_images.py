@@ -22,7 +22,7 @@ def _grid(maps: np.ndarray) -> np.ndarray:
 def test_a_head_is_drawn_query_down_and_key_across() -> None:
     picture = _grid(_previous_token_map(4)[None, None])
     top, left = np.argwhere((picture == BRIGHT).all(-1))[0]
-    cells = [[_cell(picture, row, column, 768 // 4, left, top) for column in range(4)] for row in range(4)]
+    cells = [[_cell(picture, row, column, 512 // 4, left, top) for column in range(4)] for row in range(4)]
     assert cells == [
         [BRIGHT, GREY, GREY, GREY],
         [BRIGHT, DARK, GREY, GREY],
@@ -35,7 +35,7 @@ def test_brightness_is_the_square_root_of_the_weight() -> None:
     weights = np.array([[1, 0], [0.75, 0.25]], dtype=np.float32)
     picture = _grid(weights[None, None])
     top, left = np.argwhere((picture == BRIGHT).all(-1))[0]
-    assert _cell(picture, 1, 1, 768 // 2, left, top) == (112, 113, 115)  # cividis at sqrt(0.25) = 1/2
+    assert _cell(picture, 1, 1, 512 // 2, left, top) == (112, 113, 115)  # cividis at sqrt(0.25) = 1/2
 
 
 def test_scores_stand_in_tables_by_layer_and_head() -> None:
@@ -59,7 +59,7 @@ def test_a_grid_has_a_map_per_head() -> None:
     maps = np.broadcast_to(_previous_token_map(8), (2, 3, 8, 8)).copy()
     picture = _grid(maps)
     bright = (picture == BRIGHT).all(-1)
-    scale = 768 // (3 * 8)
+    scale = 512 // (3 * 8)
     assert bright.sum() == 2 * 3 * 8 * scale**2
     maps[1, 2] = np.eye(8)
     changed = np.argwhere((_grid(maps) != picture).any(-1))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gpt.model.attention import MultiHeadAttention, causal_attention_logits
 from gpt.model.inference import inference
@@ -67,20 +67,25 @@ def capture_attention(model: GPT, texts: Sequence[Sequence[int]]) -> list[Attent
 def _attention_logits(model: GPT, token_ids: Tensor) -> Tensor:
     """What the softmax of each head is taken of: (B, T) to (L, B, H, T, T) float32 on the CPU, -inf for the future.
 
-    The model runs once, in eval mode and without gradients. Before each attention module a hook takes the input
-    and applies the module's own projections to it, so the maps are those of the very weights that the fused
-    kernel uses. Afterwards the model is as it was, mode and hooks, whatever happened.
+    The model runs once, in eval mode and without gradients. A hook takes what each attention module's own projection
+    puts out, so the maps are those of the very queries and keys that the fused kernel uses. Afterwards the model is
+    as it was, mode and hooks, whatever happened.
     """
     modules = list(model.modules())
     logits: list[Tensor] = []
 
-    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(module, MultiHeadAttention)
-        queries, keys, _ = module.heads(inputs[0])
+    def record(attention: MultiHeadAttention, projected: Tensor) -> None:
+        queries, keys, _ = attention.split(projected)
         logits.append(causal_attention_logits(queries, keys).cpu())
 
     with inference(model, modules):
-        hooks = [m.register_forward_pre_hook(record) for m in modules if isinstance(m, MultiHeadAttention)]
+        hooks = [
+            attention.qkv.register_forward_hook(
+                lambda _, inputs, output, attention=attention: record(attention, output)
+            )
+            for attention in modules
+            if isinstance(attention, MultiHeadAttention)
+        ]
         try:
             model.transformer(token_ids.to(model.head_weight.device))
         finally:

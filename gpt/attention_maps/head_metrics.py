@@ -2,7 +2,7 @@
 
 Shape letters: L layers, H heads, T length; A[i, j] is how much query i looks at key j, and token 0 is the end of text
 that begins every document. "Even" below is a head that spreads evenly over what it may see: A[i, j] = 1/(i+1).
-Each function takes maps (..., T, T), T at least 2, whose rows sum to 1, and gives (...).
+Each score is a function of maps (..., T, T), T at least 2, whose rows sum to 1, and is (...).
 """
 
 import torch
@@ -12,18 +12,23 @@ from gpt.attention_maps.capture import Attention
 from gpt.attention_maps.probes import Probe
 
 
-def entropy(maps: Tensor) -> Tensor:
-    """How widely it looks, in nats: mean over i of -sum_j A ln A; 0 to ln T, and an even head has mean ln(i+1).
+def entropies(maps: Tensor) -> Tensor:
+    """Of each query, in nats: -sum_j A ln A; 0 to ln(i+1). (..., T, T) to (..., T)."""
+    return torch.special.entr(maps).sum(dim=-1)
+
+
+def entropy(entropies: Tensor) -> Tensor:
+    """How widely it looks, in nats: mean over i of the entropies (..., T); an even head has mean ln(i+1).
 
     Source: Zhai et al. 2023, section 3 (its collapse to 0 goes with unstable training).
     """
-    return torch.special.entr(maps).sum(dim=-1).mean(dim=-1)
+    return entropies.mean(dim=-1)
 
 
-def normalised_entropy(maps: Tensor) -> Tensor:
+def normalised_entropy(entropies: Tensor) -> Tensor:
     """The same in proportion to what is possible: mean over i >= 1 of entropy_i / ln(i+1); an even head has 1."""
-    queries = torch.arange(1, maps.shape[-1])
-    return (torch.special.entr(maps[..., 1:, :]).sum(dim=-1) / torch.log(queries + 1.0)).mean(dim=-1)
+    queries = torch.arange(1, entropies.shape[-1])
+    return (entropies[..., 1:] / torch.log(queries + 1.0)).mean(dim=-1)
 
 
 def distance(maps: Tensor) -> Tensor:
@@ -90,11 +95,12 @@ def head_metrics(attention: Attention, probe: Probe) -> dict[str, Tensor]:
         are noise.
     """
     maps = attention.maps
+    each = entropies(maps)  # (L, H, T)
     metrics = {
         "previous_token": previous_token(maps),
         "sink": sink(maps),
-        "entropy": entropy(maps),
-        "normalised_entropy": normalised_entropy(maps),
+        "entropy": entropy(each),
+        "normalised_entropy": normalised_entropy(each),
         "distance": distance(maps),
         "max_logit": attention.max_logits,
     }

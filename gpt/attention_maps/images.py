@@ -25,7 +25,7 @@ _CIVIDIS = np.array(
     ],
     dtype=np.float64,
 )
-_GRID_PIXELS = 768
+_GRID_PIXELS = 512
 _SHARES = ("previous_token", "sink", "induction", "duplicate_token", "normalised_entropy")
 _FUTURE = (208, 208, 208)
 _INK = (30, 30, 30)

@@ -61,8 +61,12 @@ class MultiHeadAttention(nn.Module):
         Returns:
             Three tensors (B, H, T, D).
         """
-        B, T, _ = x.shape
-        queries, keys, values = self.qkv(x).view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        return self.split(self.qkv(x))
+
+    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``qkv`` puts out, (B, T, 3 d_out), as queries, keys and values, (B, H, T, D) each."""
+        B, T, _ = projected.shape
+        queries, keys, values = projected.view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         return queries, keys, values
 
     def forward(

@@ -9,6 +9,7 @@ All routes lie under /data/plugin/attention. What does not exist gives 404, what
 
 import json
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ log = tb_logging.get_logger()
 
 _STATIC = Path(__file__).parent / "static"
 _CONTENT_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_READERS = 32
 _MAX_STEPS = 100_000  # of one series; TensorBoard itself keeps a thousand in memory
 
 WSGIApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -72,17 +74,28 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
 
     def _captures(self, request: Request) -> Response:
         newer_than = _number(request, "newer_than", float, default=0.0)
+        data = self._read(request)
+        # The fast data server takes 40 ms for a blob, however small, and many at once take no longer.
+        with ThreadPoolExecutor(_READERS) as pool:
+            scores = pool.map(
+                lambda datum: self._scores(request, datum) if datum.wall_time > newer_than else None, data
+            )
         captures = []
-        for datum in self._read(request):
-            capture: dict[str, Any] = {"step": datum.step, "wall_time": datum.wall_time}
-            if datum.wall_time > newer_than:
-                try:
-                    capture["scores"] = unpack_scores(self._blob(request, datum, 0))
-                except ValueError as error:
-                    log.warning("Attention: leaving out step %d: %s", datum.step, error)
-                    continue
-            captures.append(capture | {"has_maps": len(datum.values) > 1})
+        for datum, own in zip(data, scores, strict=True):
+            capture = {"step": datum.step, "wall_time": datum.wall_time, "has_maps": len(datum.values) > 1}
+            if datum.wall_time <= newer_than:
+                captures.append(capture)
+            elif own is not None:
+                captures.append(capture | {"scores": own})
         return _json(request, captures)
+
+    def _scores(self, request: Request, datum: BlobSequenceDatum) -> Any:
+        """The scores of all heads at one step; None, with a line in the log, where they are damaged."""
+        try:
+            return unpack_scores(self._blob(request, datum, 0))
+        except ValueError as error:
+            log.warning("Attention: leaving out step %d: %s", datum.step, error)
+            return None
 
     def _maps(self, request: Request) -> Response:
         step, layer = _number(request, "step", int), _number(request, "layer", int)

@@ -36,17 +36,25 @@ export function inkOn([red, green, blue]) {
 
 // A packed map as an image of T x T pixels; the future, which no token sees, is flat grey.
 export function imageOf(map, size, scale, dark) {
-  const palette = Array.from({ length: 256 }, (_, byte) => colour(SCALES[scale]((byte / 255) ** 2)));
-  const future = dark ? 64 : 208;
+  const palette = paletteOf(scale);
   const image = new ImageData(size, size);
-  image.data.fill(future);
+  const pixels = new Uint32Array(image.data.buffer).fill(packed(dark ? [64, 64, 64] : [208, 208, 208]));
   let index = 0;
   for (let query = 0; query < size; query++) {
-    for (let key = 0; key < size; key++) {
-      const pixel = 4 * (query * size + key);
-      if (key <= query) image.data.set(palette[map[index++]], pixel);
-      image.data[pixel + 3] = 255;
-    }
+    for (let key = 0; key <= query; key++) pixels[query * size + key] = palette[map[index++]];
   }
   return image;
+}
+
+const palettes = {};
+
+// The pixel of each packed weight.
+function paletteOf(scale) {
+  palettes[scale] ??= Uint32Array.from({ length: 256 }, (_, byte) => packed(colour(SCALES[scale]((byte / 255) ** 2))));
+  return palettes[scale];
+}
+
+// A pixel as ImageData holds it, on any machine's order of bytes.
+function packed([red, green, blue]) {
+  return new Uint32Array(new Uint8Array([red, green, blue, 255]).buffer)[0];
 }

@@ -21,12 +21,14 @@ export class Grid {
     const numHeads = scores.sink[0].length;
     this.#build(numLayers, numHeads);
     this.#caption(scores, look, numHeads, selected);
-    const layers = new Set(this.order.map((tile) => tile.layer));
+    const painted = JSON.stringify([series.run, series.tag, capture.step, capture.wall_time, look.scale, look.mute, look.dark]);
+    const layers = new Set(this.order.filter((tile) => tile.painted !== painted).map((tile) => tile.layer));
     await Promise.all(
       [...layers].map(async (layer) => {
         const packed = capture.has_maps ? await series.layer(capture, layer) : null;
         if (drawing !== this.drawn) return;
         for (const tile of this.tiles.filter((tile) => tile.layer === layer)) {
+          tile.painted = painted;
           if (packed) paint(tile.canvas, imageOf(headMap(packed, tile.head, series.size, look.mute), series.size, look.scale, look.dark));
           else tile.canvas.width = tile.canvas.height = 1; // transparent: the tile's own colour is its score
         }

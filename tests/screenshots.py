@@ -1,0 +1,56 @@
+"""The README's pictures of the Attention tab, from the quickstart's run: python -m tests.screenshots checkpoints.
+
+Needs Chromium, and a finished run called quickstart.
+"""
+
+import io
+import sys
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+from playwright.sync_api import Page, sync_playwright
+
+from tests.conftest import chromium
+from tests.serving import tensorboard, wait_for_runs
+
+IMAGES = Path(__file__).parent.parent / "docs" / "images"
+HEAD = {"run": "quickstart", "layer": 0, "head": 1, "token": 35}
+
+
+def main(logdir: Path) -> None:
+    """Take them."""
+    with tensorboard(logdir) as address, sync_playwright() as playwright:
+        wait_for_runs(address, {"quickstart"})
+        browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1360, "height": 1250})
+        _open(page, f"{address}/", HEAD | {"step": 720})
+        _save(page.screenshot(), "attention_tab")
+        alone = f"{address}/data/plugin_entry.html?name=attention"
+        _open(page, alone, HEAD | {"step": 720, "compare": 1, "run2": "quickstart", "step2": 149})
+        panels = page.locator("section.panel")
+        first, second = panels.nth(0).bounding_box(), panels.nth(1).bounding_box()
+        assert first is not None
+        assert second is not None
+        width = second["x"] + second["width"] - first["x"]
+        clip = {"x": first["x"], "y": first["y"], "width": width, "height": first["height"]}
+        _save(page.screenshot(clip=clip, full_page=True), "attention_tab_compared")
+        page.goto("about:blank")
+        browser.close()
+
+
+def _open(page: Page, address: str, view: dict[str, Any]) -> None:
+    page.goto("about:blank")
+    page.goto(f"{address}#attention&" + "&".join(f"p.attention.{name}={value}" for name, value in view.items()))
+    page.wait_for_timeout(5000)
+
+
+def _save(png: bytes, name: str) -> None:
+    picture = Image.open(io.BytesIO(png)).convert("RGB")
+    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+        IMAGES / f"{name}.png", optimize=True
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
