@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gpt.data.windows import IGNORED
 
-# Logits held at once, in numbers: 64 MiB of float32, whatever V and N are.
-CHUNK_LOGITS = 2**24
+# Logits held at once, in numbers: 32 MiB of float32, whatever V and N are.
+CHUNK_LOGITS = 2**23
 
 
 def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
@@ -81,7 +81,10 @@ def _chunks(num_rows: int, vocab_size: int) -> list[slice]:
 
 def _log_probabilities(hidden: Tensor, head_weight: Tensor) -> Tensor:
     # (n, V), in float32 whatever the matrix product ran in
-    return (hidden @ head_weight.T).float().log_softmax(dim=-1)
+    logits = (hidden @ head_weight.T).float()
+    if torch.is_grad_enabled():
+        return logits.log_softmax(dim=-1)
+    return torch.log_softmax(logits, dim=-1, out=logits)  # in place: row by row, each is read before it is written
 
 
 def _summed_loss(log_probabilities: Tensor, targets: Tensor) -> Tensor:

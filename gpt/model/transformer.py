@@ -4,6 +4,9 @@ Shape letters: B batch, T length, E d_model, V vocab_size, L layers.
 Source: Radford et al. 2019 (GPT-2), section 2.3; initialisation as in OpenAI's release.
 """
 
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,6 +17,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.document_mask import document_mask, document_positions
 from gpt.model.feed_forward import FeedForward
 from gpt.model.kv_cache import KVCache
+from gpt.model.recompute import recomputed, trains_on_cpu
 
 
 class TransformerBlock(nn.Module):
@@ -34,8 +38,22 @@ class TransformerBlock(nn.Module):
         self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
     ) -> Tensor:
         """(B, T, E) to (B, T, E), with mask, cache and layer as ``MultiHeadAttention`` takes them."""
-        x = x + self.dropout(self.attention(self.attention_norm(x), mask, cache, layer))
-        return x + self.dropout(self.feed_forward(self.feed_forward_norm(x)))
+        normed = self.attention_norm(x)
+        with _kept_as_recipe(normed, self.attention_norm, x):
+            x = _add(x, self.dropout(self.attention(normed, mask, cache, layer)))
+        normed = self.feed_forward_norm(x)
+        with _kept_as_recipe(normed, self.feed_forward_norm, x):
+            return _add(x, self.dropout(self.feed_forward(normed)))
+
+
+def _add(x: Tensor, branch: Tensor) -> Tensor:
+    """The residual stream with a branch added; where a CPU trains, in the branch's own memory: nobody else needs it."""
+    return branch.add_(x) if trains_on_cpu(x) else x + branch
+
+
+def _kept_as_recipe(normed: Tensor, norm: nn.Module, x: Tensor) -> AbstractContextManager[None]:
+    """Where a CPU trains, a normalised copy is made again on the way back instead of kept: it is cheap, and large."""
+    return recomputed(normed, partial(norm, x.detach())) if trains_on_cpu(x) else nullcontext()
 
 
 class Transformer(nn.Module):

@@ -199,6 +199,7 @@ class RunConfig:
         run_name: folder under checkpoints/; by default the config's name, then with -2, -3, ...
         seed: of the initial weights, the data's order and dropout.
         init_from: weights to start from: a run folder, a .ckpt file, a Hugging Face folder or name.
+        zero_init: start with every block adding nothing: zeros where it projects into the residual stream.
         checkpoints_dir: where run folders are made.
         model: shape of the model; the vocabulary comes with the data.
         data: what to train on.
@@ -212,6 +213,7 @@ class RunConfig:
     run_name: str | None = None
     seed: int = 1234
     init_from: str | None = None
+    zero_init: bool = False
     checkpoints_dir: str = "checkpoints"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -26,7 +26,7 @@ from gpt.training.callbacks.training_log import TrainingLog
 from gpt.training.checkpoint_io import AtomicCheckpointIO
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
-from gpt.training.initial_weights import initialise_from
+from gpt.training.initial_weights import initialise
 from gpt.training.memory import keep_memory
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
@@ -85,8 +85,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     module = GPTModule(config, data.manifest)
     training_log, samples = TrainingLog(), SampleTexts(data.tokenizer, config.trainer.sample_tokens)
     checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
-    if config.init_from is not None and checkpoint is None:
-        initialise_from(module.model, config, data.tokenizer)
+    if checkpoint is None:
+        initialise(module.model, config, data.tokenizer)
     steps_done = 0
     if checkpoint is not None:
         content = _read_own_checkpoint(checkpoint, data)
