@@ -22,7 +22,8 @@ Measure, alternating with what it is measured against, and print ratios with the
 """
 EPILOG = """\
 Rows (minutes each on 2 CPU cores):
-  train:     step (4), long (13), overhead (4), overhead-small (5), noise (1), scaling (4); on a GPU: gpu (4), noise (1)
+  train:     step (4), long (13), overhead (4), overhead-small (5), learning (9), noise (1), scaling (4);
+             on a GPU: gpu (4), noise (1)
   generate:  peers (3), own (3), position (0.5), start (0.5)
   data:      prepare (3), loader (0.5)
 

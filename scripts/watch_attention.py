@@ -3,17 +3,15 @@
 import argparse
 import logging
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt.command_line import ArgumentParser, run
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
-    from gpt.model.transformer import GPT
+    from gpt.tokenizer import Tokenizer
 
 DESCRIPTION = """\
 Write how every head of a model attends in texts of yours, for TensorBoard's Attention tab.
@@ -90,8 +88,10 @@ def body(argv: list[str]) -> int:
     for number, prompt in enumerate(prompts):
         ids = [tokenizer.eot_id, *prompt, *(written[number].token_ids if written else [])]
         generated_from = 1 + len(prompt) if written else None
+        if len(ids) < 2:
+            raise ValueError("the model ended the text at once: there is nothing to watch; give a prompt")
         probes.append(text_probe(tokenizer, ids, "generated" if written else "prompt", generated_from))
-    random = repeated_random_probe(tokenizer, _expected_ids(model, probes[0].token_ids), model.config.context_length)
+    random = repeated_random_probe(tokenizer, _id_weights(args.checkpoint, tokenizer), model.config.context_length)
     step = steps_trained(args.checkpoint)
     # A folder for each state of a model: in one and the same, TensorBoard drops what is newer than a later event.
     run_dir = args.logdir / _folder_name(args.checkpoint, step)
@@ -107,13 +107,27 @@ def body(argv: list[str]) -> int:
     return 0
 
 
-def _expected_ids(model: "GPT", token_ids: Sequence[int]) -> "NDArray[np.float64]":
-    """How much the model expects each id somewhere in a text: (V,); so that random tokens are such as it knows."""
-    import torch
+def _id_weights(checkpoint: str, tokenizer: "Tokenizer") -> "NDArray[Any]":
+    """How often each id occurs in the data of a checkpoint's run, so that the random tokens are those of its training.
 
-    with torch.no_grad():
-        logits = model(torch.tensor([token_ids], device=model.head_weight.device))  # (1, T, V)
-    return logits[0].double().softmax(dim=-1).mean(dim=0).cpu().numpy()
+    Where that data is not at hand, any id is as good as another.
+    """
+    import numpy as np
+    import yaml
+
+    from gpt.data.shards import Manifest, SplitTokens
+
+    path = Path(checkpoint)
+    config = (path if path.is_dir() else path.parent) / "config.yaml"
+    if config.is_file():
+        data = Path(yaml.safe_load(config.read_text())["data"]["path"])
+        try:
+            manifest = Manifest.load(data)
+            if manifest.tokenizer == tokenizer.name:
+                return SplitTokens(data, manifest, "val").id_counts()
+        except ValueError as error:
+            logging.getLogger("watch_attention").info("random tokens from all of the vocabulary: %s", error)
+    return np.ones(tokenizer.vocab_size)
 
 
 def _folder_name(checkpoint: str, step: int) -> str:

@@ -62,7 +62,7 @@ def _open(page: "Page", address: str, whole: bool = False, **parts: object) -> "
     page.goto("about:blank")  # what differs after # only would not be loaded again
     page.goto(f"{address}/{'' if whole else 'data/plugin_entry.html?name=attention'}#{fragment}")
     tab = page.frame_locator("iframe[src*='name=attention']") if whole else page
-    tab.locator("output.step").first.filter(has_text="step").wait_for(timeout=WAIT)
+    tab.locator(".step").first.filter(has_text="step").wait_for(timeout=WAIT)
     page.wait_for_function("() => location.hash.includes('p.attention.head')", timeout=WAIT)
     return tab
 
@@ -97,9 +97,9 @@ def _move_slider(frame: "Page | FrameLocator", index: int) -> None:
 def test_the_tab_is_there_and_its_map_is_drawn(page: "Page", served: str) -> None:
     page.goto(served)
     page.get_by_role("tab", name="Attention").click(timeout=WAIT)
-    page.frame_locator("iframe[src*='name=attention']").locator("output.step").first.wait_for(timeout=WAIT)
+    page.frame_locator("iframe[src*='name=attention']").locator(".step").first.wait_for(timeout=WAIT)
     frame = _open(page, served, whole=True, run="real")
-    assert frame.locator("output.step").first.inner_text() == "step 30 (4 of 4)"
+    assert frame.locator(".step").first.inner_text() == "step 30 (4 of 4)"
     assert frame.locator(".tile").count() == 4
     assert len(_colours(frame)) > 10
     assert (208, 208, 208) in _colours(frame)  # the future
@@ -110,12 +110,12 @@ def test_the_slider_changes_the_map_and_the_address(page: "Page", served: str) -
     last = _picture(frame)
     _move_slider(frame, 0)
     first = _wait_until_changed(page, frame, last)
-    assert frame.locator("output.step").first.inner_text() == "step 0 (1 of 4)"
+    assert frame.locator(".step").first.inner_text() == "step 0 (1 of 4)"
     assert not frame.get_by_label("follow latest").first.is_checked()
     page.wait_for_function("() => location.hash.includes('p.attention.step=0')")
     frame.get_by_label("one capture on").first.click()
     assert _wait_until_changed(page, frame, first) != last
-    assert "step 2 " in frame.locator("output.step").first.inner_text()
+    assert "step 2 " in frame.locator(".step").first.inner_text()
 
 
 def test_the_first_map_is_even_as_a_new_model_is(page: "Page", served: str) -> None:
@@ -173,9 +173,9 @@ def test_keys_move_between_heads_and_captures(page: "Page", served: str) -> None
         frame.get_by_role("heading", name=title).first.wait_for(timeout=WAIT)
     assert "layer 1, head 0" in (frame.locator(".tile:focus").get_attribute("aria-label") or "")
     page.keyboard.press(",")
-    frame.locator("output.step").first.filter(has_text="step 8 ").wait_for(timeout=WAIT)
+    frame.locator(".step").first.filter(has_text="step 8 ").wait_for(timeout=WAIT)
     page.keyboard.press(".")
-    frame.locator("output.step").first.filter(has_text="step 30 ").wait_for(timeout=WAIT)
+    frame.locator(".step").first.filter(has_text="step 30 ").wait_for(timeout=WAIT)
     strip = frame.locator(".strip").first
     strip.focus()
     page.keyboard.press("Home")
@@ -186,7 +186,7 @@ def test_keys_move_between_heads_and_captures(page: "Page", served: str) -> None
 def test_an_address_brings_back_the_view(page: "Page", served: str) -> None:
     view = {"run": "real", "step": 8, "layer": 1, "head": 0, "metric": "sink", "sorted": 1, "scale": "log", "token": 3}
     frame = _open(page, served, whole=True, **view, mute=1)
-    assert frame.locator("output.step").first.inner_text() == "step 8 (3 of 4)"
+    assert frame.locator(".step").first.inner_text() == "step 8 (3 of 4)"
     assert frame.get_by_role("heading", name="Layer 1, head 0").first.is_visible()
     assert frame.get_by_label("Brightness").input_value() == "log"
     assert frame.get_by_label("mute token 0").is_checked()
@@ -245,8 +245,8 @@ def test_two_steps_side_by_side(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real")
     frame.get_by_label("compare with another step or run").check()
     second = frame.locator("section.panel").nth(1)
-    second.locator("output.step").filter(has_text="step 0 ").wait_for(timeout=WAIT)
-    assert "step 30 " in frame.locator("output.step").first.inner_text()
+    second.locator(".step").filter(has_text="step 0 ").wait_for(timeout=WAIT)
+    assert "step 30 " in frame.locator(".step").first.inner_text()
     second.locator("select").first.select_option("other_shape")
     second.locator(".token").filter(has_text="script").wait_for(timeout=WAIT)
     page.wait_for_function("() => location.hash.includes('run2=other_shape')")
@@ -254,9 +254,9 @@ def test_two_steps_side_by_side(page: "Page", served: str) -> None:
 
 def test_500_captures_play(page: "Page", served: str) -> None:
     frame = _open(page, served, run="long", step=480)
-    assert "(481 of 500)" in frame.locator("output.step").first.inner_text()
+    assert "(481 of 500)" in frame.locator(".step").first.inner_text()
     frame.get_by_role("button", name="play").first.click()
-    frame.locator("output.step").first.filter(has_text="(500 of 500)").wait_for(timeout=WAIT)
+    frame.locator(".step").first.filter(has_text="(500 of 500)").wait_for(timeout=WAIT)
     frame.get_by_role("button", name="play").first.wait_for(timeout=WAIT)
 
 
@@ -275,17 +275,15 @@ def test_what_a_running_training_writes_appears(browser: "Browser", page: "Page"
     with tensorboard(folder) as address:
         wait_for_runs(address, {"run"})
         frame = _open(page, address)
-        frame.locator("output.step").first.filter(has_text="step 1 (2 of 2)").wait_for(timeout=WAIT)
+        frame.locator(".step").first.filter(has_text="step 1 (2 of 2)").wait_for(timeout=WAIT)
         page.wait_for_timeout(1100)  # a file's name has the second
         write_run(folder / "run", [2, 3, 5])
-        frame.locator("output.step").first.filter(has_text="step 5 (5 of 5)").wait_for(timeout=WAIT)
+        frame.locator(".step").first.filter(has_text="step 5 (5 of 5)").wait_for(timeout=WAIT)
         frame.get_by_label("one capture back").first.click()
-        frame.locator("output.step").first.filter(has_text="step 3 ").wait_for(timeout=WAIT)
+        frame.locator(".step").first.filter(has_text="step 3 ").wait_for(timeout=WAIT)
         page.wait_for_timeout(1100)
         write_run(folder / "run", [8])
-        frame.locator("output.step").first.filter(has_text="(4 of 6)").wait_for(
-            timeout=WAIT
-        )  # it stays where one looks
+        frame.locator(".step").first.filter(has_text="(4 of 6)").wait_for(timeout=WAIT)  # it stays where one looks
         frame.get_by_label("follow latest").first.check()
-        frame.locator("output.step").first.filter(has_text="step 8 ").wait_for(timeout=WAIT)
+        frame.locator(".step").first.filter(has_text="step 8 ").wait_for(timeout=WAIT)
         page.goto("about:blank")  # before the server goes

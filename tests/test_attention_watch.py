@@ -1,5 +1,7 @@
 """Watching while training: what lies in the event file, when, and that the training does not notice."""
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from gpt.attention_maps.probes import Probe
 from gpt.checkpoint import load_model
 from gpt.training.callbacks.attention_watch import capture_steps, picture_steps
 from tests.attention_events import read_captures
+from tests.test_resume import _at as at_step
 from tests.test_run import events, same_weights, scalars
 
 TrainTiny = Callable[..., int]
@@ -134,6 +137,24 @@ def test_a_run_that_ends_early_is_captured_where_it_ends_and_goes_on_where_it_re
     assert resumed.keys() == stopped.keys() == read_captures(tiny_run).keys()
     for written in resumed.values():
         assert {capture.step for capture in written} == {*STEPS, *ends}
+
+
+@pytest.mark.parametrize("step", [7, 8])  # the second is one that is captured anyway
+def test_a_run_that_is_terminated_is_captured_where_it_ends(
+    step: int, train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
+    assert train_tiny(tmp_path) == 143
+    for written in read_captures(tmp_path / "tiny").values():
+        assert [capture.step for capture in written] == [0, 2, step]
+
+
+def test_another_text_may_be_watched_from_a_resume_on(train_tiny: TrainTiny, tmp_path: Path) -> None:
+    assert train_tiny(tmp_path, "--trainer.max_steps", "10", "--optim.schedule", "constant") == 0
+    flags = ["--resume", "--trainer.max_steps", "20", "--attention_maps.probe_text", "a dog"]
+    assert train_tiny(tmp_path, *flags) == 0
+    texts = [w for w in read_captures(tmp_path / "tiny").values() if w[0].series["probe"] == "text"]
+    assert sorted("".join(w[0].series["labels"][1:]) for w in texts) == ["a·dog", "the·cat·sat·on·the·mat"]
 
 
 def test_a_context_too_small_for_random_tokens_has_the_text_alone(train_tiny: TrainTiny, tmp_path: Path) -> None:

@@ -34,3 +34,11 @@ def test_json_is_the_contracts(monkeypatch: pytest.MonkeyPatch, capsys: pytest.C
 def test_an_unknown_row_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmark.main(["data", "--rows", "nope"]) == 2
     assert capsys.readouterr().err == "error: there is no row 'nope' in data; it has prepare, loader\n"
+
+
+def test_the_learning_rows_need_nanogpts_data(tmp_path: Path) -> None:
+    from gpt.benchmark.learning import learning_rows
+
+    assert learning_rows(tmp_path, None) == []
+    with pytest.raises(ValueError, match=r"run prepare\.py there"):
+        learning_rows(tmp_path, tmp_path / "nanoGPT")

@@ -54,7 +54,7 @@ def test_the_model_is_left_as_it_was(model: GPT, training: bool) -> None:
     assert torch.equal(first, second)  # dropout is off
     assert torch.equal(torch.get_rng_state(), state)
     assert all(module.training is training for module in model.modules())
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
 def test_the_model_is_left_as_it_was_after_a_failure(model: GPT) -> None:
@@ -62,7 +62,7 @@ def test_the_model_is_left_as_it_was_after_a_failure(model: GPT) -> None:
     with pytest.raises(ValueError, match=r"21.*20"):
         attention_maps(model, torch.zeros(1, 21, dtype=torch.long))
     assert model.training
-    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
 def test_transformers_agrees(model: GPT) -> None:

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from gpt.attention_maps import event_format
 
-BLOBS = [b"", b"not gzip", gzip.compress(b"[1]"), gzip.compress(b"{"), gzip.compress(b"\xff")]
+DAMAGED = bytearray(gzip.compress(b'{"sink": [[0.5]]}' * 9))
+DAMAGED[12] ^= 0xFF
+BLOBS = [bytes(DAMAGED), b"", b"not gzip", gzip.compress(b"[1]"), gzip.compress(b"{"), gzip.compress(b"\xff")]
 
 
 def _maps(H: int, T: int, seed: int = 0) -> np.ndarray:
@@ -45,7 +47,7 @@ def test_the_same_packs_to_the_same_bytes() -> None:
     assert event_format.pack_layer(maps) == event_format.pack_layer(maps)
 
 
-@pytest.mark.parametrize("blob", BLOBS, ids=["empty", "plain", "list", "half", "bytes"])
+@pytest.mark.parametrize("blob", BLOBS, ids=["damaged", "empty", "plain", "list", "half", "bytes"])
 def test_damaged_scores_are_refused(blob: bytes) -> None:
     with pytest.raises(ValueError):
         event_format.unpack_scores(blob)

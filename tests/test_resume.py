@@ -95,7 +95,7 @@ def test_images_and_texts_are_one_series(
         train_tiny(tmp_path)
     assert train_tiny(tmp_path, "--resume") == 0
     whole, cut = events(tiny_run), events(tmp_path / "tiny")
-    for tag in ("attention/all_heads", "attention/best_previous_token_head"):
+    for tag in ("attention/all_heads", "attention/scores"):
         pictures = [[(image.step, image.encoded_image_string) for image in run.Images(tag)] for run in (whole, cut)]
         assert pictures[0] == pictures[1]
     texts = [

@@ -1,5 +1,6 @@
 """scripts/watch_attention.py."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,9 @@ def test_any_text_of_a_checkpoint(tiny_run: Path, tmp_path: Path, capfd: pytest.
     assert sorted(written[0].series["probe"] for written in captures.values()) == ["prompt", "prompt", "random"]
     model, tokenizer = load_model(tiny_run)
     maps = attention_maps(model, torch.tensor([[tokenizer.eot_id, *b"two bottles"]]))[:, 0]
+    # The random tokens are those of the training, so that the scores compare.
+    (training,) = (tag for tag in read_captures(tiny_run) if "random" in tag)
+    assert training in captures
     (written,) = (w for (w,) in captures.values() if w.series["labels"][1:4] == ["t", "w", "o"])
     assert written.step == 30
     assert abs(unpack_layer(written.layers[1], 2) - maps[1].numpy()).max() < 0.004
@@ -63,6 +67,15 @@ def test_mistakes_are_one_line_and_write_nothing(
     assert message in errors[-1]
     assert errors[-1].startswith("error: ")
     assert not (tmp_path / "logs").exists()
+
+
+def test_without_the_data_any_token_may_be_drawn(tiny_run: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_run, tmp_path / "alone")
+    (tmp_path / "alone" / "config.yaml").unlink()
+    assert watch_attention.main([str(tmp_path / "alone"), "--prompt", "wall", "--logdir", str(tmp_path / "logs")]) == 0
+    captures = read_captures(tmp_path / "logs" / "alone-step30")
+    assert [w.series["probe"] for (w,) in captures.values()].count("random") == 1
+    assert captures.keys().isdisjoint(read_captures(tiny_run))
 
 
 def test_a_checkpoint_that_is_not_there(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

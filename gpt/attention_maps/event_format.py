@@ -12,6 +12,7 @@ import gzip
 import hashlib
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +27,7 @@ Scores = Mapping[str, NDArray[np.float32]]
 
 
 def series_tag(probe_name: str, token_ids: Sequence[int]) -> str:
-    """The tag of a probe's series: another text, or the same in another tokenizer, is another series."""
+    """The tag of a probe's series: other token ids are another series."""
     digest = hashlib.sha256(json.dumps(list(token_ids)).encode()).hexdigest()
     return f"attention/{probe_name}-{digest[:8]}"
 
@@ -75,7 +76,7 @@ def unpack_scores(blob: bytes) -> dict[str, list[list[float | None]]]:
     """
     try:
         scores = json.loads(gzip.decompress(blob))
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"not gzip: {error}") from None
     if not isinstance(scores, dict):
         raise ValueError("not the scores of heads")

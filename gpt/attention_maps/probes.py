@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +54,7 @@ def text_probe(tokenizer: Tokenizer, token_ids: Sequence[int], name: str, genera
     )
 
 
-def repeated_random_probe(tokenizer: Tokenizer, weights: NDArray[np.float64], context_length: int) -> Probe | None:
+def repeated_random_probe(tokenizer: Tokenizer, weights: NDArray[Any], context_length: int) -> Probe | None:
     """[end of text, r1 .. rP, r1 .. rP]: what follows a token is known only to who looks up its first copy.
 
     Args:
@@ -87,26 +88,33 @@ def token_labels(tokens: Sequence[bytes]) -> tuple[list[str], list[str]]:
         tokens: consecutive ones of a text.
 
     Returns:
-        For each token its label, such as ``·cat`` or ``‹F0›‹9F›``, and the characters that it shares with its
-        neighbours, or "".
+        For each token its label, such as ``·cat`` or ``·‹F0›‹9F›``, and the characters of which it has only a part,
+        or "".
     """
     # Each byte that belongs to no character becomes a lone surrogate, which stands for one byte again.
     text = b"".join(tokens).decode("utf-8", errors="surrogateescape")
-    owners: list[str] = []  # for each byte, its character, or "" if it has none
+    whole: list[tuple[int, int, str]] = []  # where each character of several bytes begins and ends
+    position = 0
     for character in text:
-        stray = "\udc80" <= character <= "\udcff"
-        owners += [""] if stray else [character] * len(character.encode())
+        length = 1 if _is_stray(character) else len(character.encode())
+        if length > 1:
+            whole.append((position, position + length, character))
+        position += length
     labels, characters, start = [], [], 0
     for token in tokens:
-        try:
-            labels.append("".join(_visible(character) for character in token.decode("utf-8")))
-            characters.append("")
-        except UnicodeDecodeError:
-            labels.append("".join(f"‹{byte:02X}›" for byte in token))
-            characters.append("".join(dict.fromkeys(owners[start : start + len(token)])))
-        start += len(token)
+        end = start + len(token)
+        labels.append("".join(_visible(character) for character in token.decode("utf-8", errors="surrogateescape")))
+        cut = (c for first, last, c in whole if first < end and start < last and not (start <= first and last <= end))
+        characters.append("".join(cut))
+        start = end
     return labels, characters
 
 
+def _is_stray(character: str) -> bool:
+    return "\udc80" <= character <= "\udcff"
+
+
 def _visible(character: str) -> str:
+    if _is_stray(character):
+        return f"‹{ord(character) - 0xDC00:02X}›"
     return _VISIBLE.get(character, character if character.isprintable() else f"U+{ord(character):04X}")

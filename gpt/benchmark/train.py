@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from gpt.benchmark.isolated import Isolated, Work, check_equal_losses, fastest
+from gpt.benchmark.learning import learning_rows
 from gpt.benchmark.overhead import overhead_rows
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
 from gpt.model.config import GPTConfig
@@ -169,6 +170,7 @@ def rows(peers: Peers) -> dict[str, Callable[[Path], list[Row]]]:
         "long": lambda folder: step_rows(4, 1024, long, (0.63, 0.8), (0.6, 0.5), peers, 3, "cpu"),
         "overhead": lambda folder: overhead_rows(folder, small=True),
         "overhead-small": lambda folder: overhead_rows(folder, small=False),
+        "learning": lambda folder: learning_rows(folder, peers.nanogpt),
         "noise": lambda folder: noise_rows("cpu"),
         "scaling": lambda folder: scaling_rows("cpu"),
     }

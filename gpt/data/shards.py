@@ -24,6 +24,7 @@ FORMAT_VERSION = 2
 
 _HEADER_INTS = 256
 _HEADER_BYTES = 4 * _HEADER_INTS
+_COUNTED = 1_000_000  # tokens: enough to see which ids are common
 # dtype -> (magic, version): llm.c's GPT-2 files and its Llama 3 files.
 _FORMATS: dict[np.dtype[Any], tuple[int, int]] = {np.dtype("<u2"): (20240520, 1), np.dtype("<u4"): (20240801, 7)}
 
@@ -303,6 +304,10 @@ class SplitTokens:
             pieces.append(piece)
             start, shard = end, shard + 1
         return np.concatenate(pieces).astype(np.int64)
+
+    def id_counts(self) -> NDArray[np.int64]:
+        """How often each id occurs among the first million tokens: (V,)."""
+        return np.bincount(self.read(0, min(len(self), _COUNTED)), minlength=self.vocab_size)
 
     def check_bytes(self) -> None:
         """Compare every shard's hash with the manifest's.

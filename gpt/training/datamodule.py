@@ -4,16 +4,12 @@ import signal
 from pathlib import Path
 
 import lightning as L
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import DataLoader
 
 from gpt.data.shards import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows, TrainingBatch, TrainingBatches, TrainingLoader, Window
 from gpt.tokenizer import Tokenizer
 from gpt.training.config import RunConfig
-
-_COUNTED = 1_000_000  # tokens: enough to see which ids are common
 
 
 class TokenDataModule(L.LightningDataModule):
@@ -42,12 +38,6 @@ class TokenDataModule(L.LightningDataModule):
                 f"the validation split has {len(self.val_windows)} windows and the run {config.world_size} processes, "
                 "each of which needs one; prepare more validation text"
             )
-
-    def id_counts(self) -> NDArray[np.float64]:
-        """How often each token id occurs at the start of the validation split: (V,)."""
-        tokens = self.val_windows.tokens
-        counts = np.bincount(tokens.read(0, min(len(tokens), _COUNTED)), minlength=self.manifest.vocab_size)
-        return counts.astype(np.float64)
 
     def train_dataloader(self) -> DataLoader[TrainingBatch]:
         """Micro-batches of this process, from where the run stands, without end."""

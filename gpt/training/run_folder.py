@@ -43,6 +43,7 @@ CHANGEABLE = frozenset(
         "guard.max_skipped_steps",
         "attention_maps.enabled",
         "attention_maps.captures",
+        "attention_maps.probe_text",
     }
 )
 

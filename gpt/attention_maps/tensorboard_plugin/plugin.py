@@ -112,7 +112,7 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         raise NotFoundError(f"no maps of layer {layer} at step {step}")
 
     def _read(self, request: Request) -> list[BlobSequenceDatum]:
-        """All steps of the series that is asked for, in order; of a step written twice the later one."""
+        """All steps of the series that is asked for, in order."""
         run, tag = request.args.get("run"), request.args.get("tag")
         if run is None or tag is None:
             raise InvalidArgumentError("run and tag are needed")
@@ -125,8 +125,7 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         )
         if tag not in found.get(run, {}):
             raise NotFoundError(f"run {run!r} has no series {tag!r}")
-        latest = {datum.step: datum for datum in sorted(found[run][tag], key=lambda datum: datum.wall_time)}
-        return [latest[step] for step in sorted(latest) if latest[step].values]
+        return [datum for datum in found[run][tag] if datum.values]
 
     def _blob(self, request: Request, datum: BlobSequenceDatum, index: int) -> bytes:
         return self._data.read_blob(plugin_util.context(request.environ), blob_key=datum.values[index].blob_key)

@@ -7,6 +7,7 @@ import lightning as L
 from gpt.attention_maps.capture import capture_attention
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe
 from gpt.attention_maps.writer import Capture, write_captures
+from gpt.training.callbacks.divergence_guard import DivergedError
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 
@@ -32,10 +33,11 @@ class AttentionWatch(L.Callback):
                 "one token; give some text, or set attention_maps.enabled false"
             )
         self.text = text_probe(tokenizer, text_ids, "text")
-        self.random = repeated_random_probe(tokenizer, data.id_counts(), context_length)
+        self.random = repeated_random_probe(tokenizer, data.val_windows.tokens.id_counts(), context_length)
         self._max_steps = config.trainer.max_steps
         self._due = capture_steps(self._max_steps, config.attention_maps.captures)
         self._pictures_due = picture_steps(self._max_steps)
+        self._captured_step = -1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Capture the model as it starts."""
@@ -52,15 +54,24 @@ class AttentionWatch(L.Callback):
             self._capture(trainer, pl_module, is_last=pl_module.steps_done == self._max_steps)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Capture where the run ends early: a time limit, an interruption."""
-        assert isinstance(pl_module, GPTModule)
-        if pl_module.steps_done < self._max_steps:
-            self._capture(trainer, pl_module, is_last=True)
+        """Capture where the run ends early, by a time limit."""
+        self._capture_early_end(trainer, pl_module)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Capture where the run ends early, by a signal or because it diverged."""
+        if isinstance(exception, SystemExit | DivergedError):
+            self._capture_early_end(trainer, pl_module)
+
+    def _capture_early_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        assert isinstance(module, GPTModule)
+        if self._captured_step != module.steps_done:  # of a step that is written twice TensorBoard shows one
+            self._capture(trainer, module, is_last=True)
 
     def _capture(self, trainer: L.Trainer, module: GPTModule, is_last: bool = False) -> None:
         if not trainer.is_global_zero or trainer.logger is None:
             return
-        step, board = module.steps_done, trainer.logger.experiment  # type: ignore[attr-defined]
+        step = self._captured_step = module.steps_done
+        board = trainer.logger.experiment  # type: ignore[attr-defined]
         probes = [probe for probe in (self.random, self.text) if probe is not None]
         captured = capture_attention(module.model, [probe.token_ids for probe in probes])
         captures = [

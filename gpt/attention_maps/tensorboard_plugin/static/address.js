@@ -18,6 +18,11 @@ export function readAddress() {
   return Object.fromEntries(own.map(([name, value]) => [name.slice(PREFIX.length), value]));
 }
 
+// Call back when a person has changed the address; writeAddress does not count.
+export function onAddress(changed) {
+  page().addEventListener("hashchange", () => Object.keys(readAddress()).length && changed());
+}
+
 export function writeAddress(values) {
   const { history, location } = page();
   if (page() !== window && !/^#attention\b/.test(location.hash)) return; // another tab is in front

@@ -4,7 +4,6 @@ export function element(tag, properties = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name === "style") Object.assign(made.style, value);
     else if (name in made && !name.includes("-")) made[name] = value;
     else made.setAttribute(name, value);
   }

@@ -20,20 +20,26 @@ export class Grid {
     const numLayers = scores.sink.length;
     const numHeads = scores.sink[0].length;
     this.#build(numLayers, numHeads);
-    this.#caption(scores, look, numHeads, selected);
+    this.#caption(scores, look, numHeads, selected, series.size);
     const painted = JSON.stringify([series.run, series.tag, capture.step, capture.wall_time, look.scale, look.mute, look.dark]);
     const layers = new Set(this.order.filter((tile) => tile.painted !== painted).map((tile) => tile.layer));
-    await Promise.all(
-      [...layers].map(async (layer) => {
-        const packed = capture.has_maps ? await series.layer(capture, layer) : null;
-        if (drawing !== this.drawn) return;
-        for (const tile of this.tiles.filter((tile) => tile.layer === layer)) {
-          tile.painted = painted;
-          if (packed) paint(tile.canvas, imageOf(headMap(packed, tile.head, series.size, look.mute), series.size, look.scale, look.dark));
-          else tile.canvas.width = tile.canvas.height = 1; // transparent: the tile's own colour is its score
-        }
-      }),
-    );
+    this.failed = false; // some maps could not be loaded
+    await Promise.all([...layers].map((layer) => this.#paint(layer, series, capture, look, painted, drawing)));
+  }
+
+  async #paint(layer, series, capture, look, painted, drawing) {
+    let packed = null;
+    try {
+      if (capture.has_maps) packed = await series.layer(capture, layer);
+    } catch {
+      this.failed = true; // the panel says what is wrong
+    }
+    if (drawing !== this.drawn) return;
+    for (const tile of this.tiles.filter((tile) => tile.layer === layer)) {
+      tile.painted = this.failed ? null : painted;
+      if (packed) paint(tile.canvas, imageOf(headMap(packed, tile.head, series.size, look.mute), series.size, look.scale, look.dark));
+      else tile.canvas.width = tile.canvas.height = 1; // transparent: the tile's own colour is its score
+    }
   }
 
   focus({ layer, head }) {
@@ -43,10 +49,11 @@ export class Grid {
   // The head that arrow keys lead to; rows and columns where the grid has them.
   neighbour(selected, right, down) {
     const here = this.order.indexOf(this.#tile(selected.layer, selected.head));
+    if (here < 0 && this.order.length) return { layer: this.order[0].layer, head: this.order[0].head };
     const step = this.sorted ? right + down : right + down * this.numHeads;
     const there = this.order[here + step];
     const sameRow = this.sorted || down || there?.layer === selected.layer;
-    return here >= 0 && there && sameRow ? { layer: there.layer, head: there.head } : selected;
+    return there && sameRow ? { layer: there.layer, head: there.head } : selected;
   }
 
   #tile(layer, head) {
@@ -68,10 +75,10 @@ export class Grid {
     this.sorted = undefined;
   }
 
-  #caption(scores, look, numHeads, selected) {
+  #caption(scores, look, numHeads, selected, size) {
     const range = rangeOf(scores, look.metric);
     for (const tile of this.tiles) {
-      const role = roleOf(scores, tile.layer, tile.head);
+      const role = roleOf(scores, tile.layer, tile.head, size);
       tile.value = look.metric === "role" ? role?.value : scores[look.metric]?.[tile.layer][tile.head];
       const metric = look.metric === "role" ? role?.metric : look.metric;
       const name = `layer ${tile.layer}, head ${tile.head}`;
@@ -87,12 +94,15 @@ export class Grid {
       tile.button.style.setProperty("--score", css(shade));
       tile.caption.style.color = tile.value == null ? "" : inkOn(shade);
       tile.caption.style.background = tile.value == null ? "transparent" : css(shade);
-      tile.enough = look.atLeast <= range.low || (tile.value ?? -Infinity) >= look.atLeast;
+      tile.enough = look.atLeast === null || (tile.value ?? -Infinity) >= look.atLeast;
       tile.button.classList.toggle("faded", !tile.enough);
     }
     const shown = look.sorted ? this.tiles.filter((tile) => tile.enough) : [...this.tiles];
     if (look.sorted) shown.sort((one, other) => (other.value ?? -Infinity) - (one.value ?? -Infinity));
+    if (!shown.some((tile) => tile.button.tabIndex === 0) && shown.length) shown[0].button.tabIndex = 0;
+    const focused = this.tiles.find((tile) => tile.button === document.activeElement);
     this.#place(shown, look.sorted, numHeads);
+    if (focused && this.node.contains(focused.button)) focused.button.focus(); // which moving it has taken away
   }
 
   #place(shown, sorted, numHeads) {
@@ -120,7 +130,7 @@ export class Grid {
 export function rangeOf(scores, metric) {
   if (metric === "role" || METRICS[metric].share) return { low: 0, high: 1 };
   const values = scores[metric].flat().filter((value) => value != null);
-  return { low: Math.min(...values), high: Math.max(...values) };
+  return values.length ? { low: Math.min(...values), high: Math.max(...values) } : { low: 0, high: 1 };
 }
 
 function paint(canvas, image) {

@@ -15,11 +15,12 @@ export class HeadView {
     this.canvas = element("canvas", { className: "map", role: "img" });
     this.tip = element("div", { className: "tip", hidden: true });
     this.strip = element("div", { className: "strip", tabIndex: 0, role: "listbox", "aria-label": "tokens" });
-    this.reading = element("p", { className: "reading", "aria-live": "polite" });
+    this.reading = element("p", { className: "reading" });
     this.node = element(
       "div",
       { className: "head-view" },
-      element("div", { className: "map-frame" }, this.canvas, this.tip),
+      element("div", { className: "map-frame" }, this.canvas),
+      this.tip,
       this.strip,
       this.reading,
     );
@@ -34,8 +35,11 @@ export class HeadView {
   draw(facts, map, look, pointed, title) {
     Object.assign(this, { facts, map, look, pointed });
     this.size = facts.labels.length;
+    // What is read out follows a token that was chosen, and not every one that the pointer passes, or a film.
+    this.reading.setAttribute("aria-live", look.spoken ? "polite" : "off");
     this.#drawMap(title);
     this.#drawStrip();
+    this.#drawTip();
   }
 
   #name(token) {
@@ -154,7 +158,13 @@ export class HeadView {
     const at = this.#cellAt(event);
     const token = this.#tokenAt(at);
     if (token !== null) this.onpoint(token, false);
-    this.tip.hidden = !this.map || !at.inMap;
+    this.under = at.inMap ? at : null;
+    this.#drawTip();
+  }
+
+  #drawTip() {
+    const at = this.under;
+    this.tip.hidden = !this.map || !at || Math.max(at.query, at.key) >= this.size;
     if (this.tip.hidden) return;
     const seen = at.key <= at.query ? weight(this.map[rowStart(at.query) + at.key]).toFixed(3) : "not yet written then";
     this.tip.textContent = `${this.#name(at.query)} → ${this.#name(at.key)}: ${seen}`;
@@ -168,6 +178,7 @@ export class HeadView {
   }
 
   #leave() {
+    this.under = null;
     this.tip.hidden = true;
     this.onpoint(null, false);
   }

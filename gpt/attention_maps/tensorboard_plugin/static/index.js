@@ -3,7 +3,7 @@
 // What is shown follows from `state` alone: every control changes it and calls update(), which draws and writes the
 // address. Rows of a map are the tokens that read, columns the tokens that are looked at.
 
-import { readAddress, writeAddress } from "./address.js";
+import { onAddress, readAddress, writeAddress } from "./address.js";
 import { SCALES } from "./colours.js";
 import { fetchRuns } from "./data.js";
 import { choice, element, tick } from "./dom.js";
@@ -21,11 +21,15 @@ const state = {
   direction: "query",
   metric: "role",
   sorted: false,
-  atLeast: 0,
+  atLeast: null, // a score below which heads are left out
   comparing: false,
   pointed: null, // the token under the pointer, or
   locked: null, // the one that a click has kept
 };
+
+// The address that is still to be shown: its run may not have been read yet by a TensorBoard that has just started.
+let wanted = null;
+const patience = performance.now() + 20000;
 
 let main, other, grid, page, columns, status, controls;
 
@@ -42,9 +46,16 @@ export async function render() {
   build();
   followTheme();
   document.addEventListener("keydown", keydown);
-  const address = readAddress();
-  await poll(address);
-  setInterval(() => document.hidden || poll(), POLL_MILLISECONDS);
+  wanted = readAddress();
+  onAddress(() => {
+    wanted = readAddress();
+    poll();
+  });
+  while (true) {
+    // The frame has no width while another tab of TensorBoard's is in front.
+    if (!document.hidden && document.documentElement.clientWidth) await poll();
+    await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
+  }
 }
 
 function build() {
@@ -52,10 +63,10 @@ function build() {
   const scales = Object.fromEntries(Object.keys(SCALES).map((scale) => [scale, scale]));
   const set = (name) => (value) => {
     state[name] = value;
-    if (name === "metric") state.atLeast = 0;
+    if (name === "metric") state.atLeast = null;
     update();
   };
-  const atLeast = element("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => set("atLeast")(Number(atLeast.value)) });
+  const atLeast = element("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => set("atLeast")(atLeast.value > atLeast.min ? Number(atLeast.value) : null) });
   controls = {
     metric: choice("Score", { role: "role (the highest)", ...metrics }, "role", set("metric")),
     sorted: tick("sort by it", false, set("sorted")),
@@ -118,7 +129,8 @@ function about() {
     element(
       "p",
       {},
-      `A head's role is the highest of previous token, sink, induction and duplicate token, if that is at least ${ROLE_FROM}. ` +
+      `A head's role is the highest of previous token, sink, induction and duplicate token, if that is at least ${ROLE_FROM} ` +
+        "and, in a short text, twice what a head has that looks everywhere alike. " +
         "Token 0 is the end of text that begins every document; a head that has nothing to do looks there.",
     ),
     element("dl", {}, ...entries),
@@ -132,7 +144,7 @@ function about() {
 }
 
 // Ask the server what there is, and draw if that is news.
-async function poll(address = null) {
+async function poll() {
   try {
     const runs = await fetchRuns();
     if (!Object.keys(runs).length) {
@@ -143,13 +155,19 @@ async function poll(address = null) {
     let changed = await main.update(runs);
     if (state.comparing) changed = (await other.update(runs)) || changed;
     else other.runs = runs;
-    if (address) await restore(address);
+    if (wanted?.run && !(wanted.run in runs) && performance.now() < patience) {
+      say(`Waiting for TensorBoard to read the run ${wanted.run}.`);
+      return;
+    }
+    const restored = wanted !== null;
+    if (wanted) await restore(wanted, runs);
+    wanted = null;
     if (!main.capture) {
       say("The first capture is being written.");
       return;
     }
     say("");
-    if (changed || address || page.hidden) {
+    if (changed || restored || page.hidden || main.failed || other.failed || grid.failed) {
       page.hidden = false;
       await update();
     }
@@ -163,26 +181,28 @@ function say(text) {
   status.hidden = !text;
 }
 
-async function restore(address) {
+async function restore(address, runs) {
   for (const name of ["scale", "direction", "metric"]) {
     const { select } = controls[name];
     if ([...select.options].some((option) => option.value === address[name])) state[name] = select.value = address[name];
   }
   for (const name of ["mute", "sorted"]) if (address[name]) state[name] = controls[name].box.checked = true;
   if (address.compare) state.comparing = controls.compare.box.checked = true;
-  if (address.atLeast) state.atLeast = Number(address.atLeast) || 0;
+  if (Number.isFinite(Number(address.atLeast ?? NaN))) state.atLeast = Number(address.atLeast);
   await restorePanel(main, address.run, address.probe, address.step);
-  if (state.comparing) await restorePanel(other, address.run2, address.probe2, address.step2);
+  if (state.comparing) {
+    await other.update(runs);
+    await restorePanel(other, address.run2, address.probe2, address.step2);
+  }
   for (const name of ["layer", "head"]) if (/^\d+$/.test(address[name] ?? "")) state[name] = Number(address[name]);
   if (/^\d+$/.test(address.token ?? "")) state.locked = Number(address.token);
 }
 
 async function restorePanel(panel, run, tag, step) {
+  const given = /^\d+$/.test(step ?? "");
+  if (run !== undefined) panel.follow = panel.followBox.checked = !given;
+  if (given) panel.step = Number(step);
   if (run in panel.runs) await panel.choose(run, tag);
-  const found = /^\d+$/.test(step ?? "") && panel.series?.captures.some((capture) => capture.step === Number(step));
-  if (!found) return;
-  panel.step = Number(step);
-  panel.follow = panel.followBox.checked = false;
 }
 
 let drawing = null;
@@ -213,9 +233,10 @@ async function draw() {
   controls.atLeast.min = range.low;
   controls.atLeast.max = range.high;
   controls.atLeast.step = (range.high - range.low) / 100 || 1;
-  controls.atLeast.value = Math.max(range.low, state.atLeast);
+  controls.atLeast.value = Math.max(range.low, state.atLeast ?? range.low);
+  if (state.locked >= main.series.size) state.locked = null;
   controls.atLeastText.textContent = Number(controls.atLeast.value).toFixed(2);
-  const look = { scale: state.scale, mute: state.mute, direction: state.direction, dark: document.body.classList.contains("dark") };
+  const look = { scale: state.scale, mute: state.mute, direction: state.direction, dark: document.body.classList.contains("dark"), spoken: state.locked !== null && !main.playing };
   if (state.comparing && !other.series) {
     await other.update(other.runs);
     await other.choose(main.series.run, main.series.tag);
@@ -230,7 +251,7 @@ async function draw() {
     state.comparing && other.capture ? other.draw(selected, look, pointed) : null,
     grid.draw(main.series, main.capture, scores, { ...look, metric: state.metric, sorted: state.sorted, atLeast: state.atLeast }, selected),
   ]);
-  remember();
+  if (main.capture) remember();
 }
 
 // The head with the clearest role is shown first.
@@ -238,7 +259,7 @@ function strongest(scores) {
   let best = { layer: 0, head: 0, value: 0 };
   scores.sink.forEach((row, layer) =>
     row.forEach((_, head) => {
-      const role = roleOf(scores, layer, head);
+      const role = roleOf(scores, layer, head, main.series.size);
       if (role && role.metric !== "sink" && role.value > best.value) best = { layer, head, value: role.value };
     }),
   );
@@ -262,7 +283,7 @@ function remember() {
     metric: state.metric === "role" ? null : state.metric,
     mute: flag(state.mute),
     sorted: flag(state.sorted),
-    atLeast: state.atLeast || null,
+    atLeast: state.atLeast,
     compare: flag(state.comparing),
     run2,
     probe2,

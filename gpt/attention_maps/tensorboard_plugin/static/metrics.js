@@ -23,12 +23,16 @@ export const METRICS = {
 
 export const ROLE_FROM = 0.3;
 
-// {metric, value} of the role that fits a head best, or null where none reaches ROLE_FROM.
-export function roleOf(scores, layer, head) {
+// {metric, value} of the role that fits a head best in a text of so many tokens, or null where none fits. A text of few
+// tokens asks for more: a head that looks everywhere alike has 1/(i+1) on the token before token i.
+export function roleOf(scores, layer, head, size) {
+  let even = 0;
+  for (let query = 1; query < size; query++) even += 1 / (query + 1) / (size - 1);
+  const from = Math.min(0.9, Math.max(ROLE_FROM, 2 * even));
   let best = null;
   for (const [metric, { role }] of Object.entries(METRICS)) {
     const value = scores[metric]?.[layer]?.[head];
-    if (role && value != null && value >= ROLE_FROM && value > (best?.value ?? 0)) best = { metric, value };
+    if (role && value != null && value >= from && value > (best?.value ?? 0)) best = { metric, value };
   }
   return best;
 }

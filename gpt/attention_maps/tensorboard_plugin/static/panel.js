@@ -17,7 +17,8 @@ export class Panel {
     this.series = null;
     this.step = null;
     this.follow = true;
-    this.playing = null;
+    this.playing = false;
+    this.failed = false; // the map that is to be seen could not be loaded
     this.run = choice("Run", {}, "", (run) => this.choose(run, null));
     this.probe = choice("Probe", {}, "", (tag) => this.choose(this.run.select.value, tag));
     this.slider = element("input", {
@@ -29,7 +30,7 @@ export class Panel {
       "aria-label": `step of ${name}`,
       oninput: () => this.goTo(Number(this.slider.value)),
     });
-    this.stepText = element("output", { className: "step" });
+    this.stepText = element("span", { className: "step" });
     this.playButton = element("button", { onclick: () => this.togglePlay() }, "▶ play");
     this.followBox = element("input", { type: "checkbox", checked: true, onchange: () => this.setFollow(this.followBox.checked) });
     this.title = element("h2");
@@ -62,10 +63,10 @@ export class Panel {
     return this.series?.captures[this.index] ?? null;
   }
 
+  // Of the capture at the step that is looked at, or of the last one before it.
   get index() {
     const captures = this.series?.captures ?? [];
-    const exact = captures.findIndex((capture) => capture.step === this.step);
-    return exact >= 0 ? exact : captures.length - 1;
+    return this.step === null ? captures.length - 1 : Math.max(0, captures.findLastIndex(({ step }) => step <= this.step));
   }
 
   // Scores at each step: what only the repeated-random probe defines is taken from it.
@@ -83,6 +84,7 @@ export class Panel {
   // Take over what the server lists now, and read what is new in the series that are shown.
   async update(runs) {
     this.runs = runs;
+    for (const [key, { run, tag }] of this.allSeries) if (!runs[run]?.[tag]) this.allSeries.delete(key);
     const names = Object.keys(runs).sort();
     setChoices(this.run.select, Object.fromEntries(names.map((name) => [name, name])), this.series?.run ?? "");
     if (!this.series || !runs[this.series.run]?.[this.series.tag]) {
@@ -142,11 +144,11 @@ export class Panel {
     if (!captures.length) return;
     this.step = captures[Math.min(captures.length - 1, Math.max(0, index))].step;
     this.#setFollowQuietly(false);
-    this.onchange();
+    return this.onchange();
   }
 
   goBy(count) {
-    this.goTo(this.index + count);
+    return this.goTo(this.index + count);
   }
 
   setFollow(follow) {
@@ -161,19 +163,19 @@ export class Panel {
   }
 
   togglePlay() {
-    if (this.playing) return this.#stop();
-    this.playButton.textContent = "❚❚ pause";
-    if (this.index >= this.series.captures.length - 1) this.goTo(0);
-    this.playing = setInterval(() => {
-      if (this.busy) return; // the maps of the last one are still on their way
-      if (this.index >= this.series.captures.length - 1) this.#stop();
-      else this.goBy(1);
-    }, PLAY_MILLISECONDS);
+    this.playing = !this.playing;
+    if (this.playing) this.#play();
   }
 
-  #stop() {
-    clearInterval(this.playing);
-    this.playing = null;
+  // Each capture is drawn before the next one is asked for, however long its maps take to come.
+  async #play() {
+    this.playButton.textContent = "❚❚ pause";
+    const atEnd = () => this.index >= this.series.captures.length - 1;
+    if (atEnd()) await this.goTo(0);
+    while (this.playing && !atEnd()) {
+      await Promise.all([this.goBy(1), new Promise((resolve) => setTimeout(resolve, PLAY_MILLISECONDS))]);
+    }
+    this.playing = false;
     this.playButton.textContent = "▶ play";
   }
 
@@ -186,24 +188,24 @@ export class Panel {
     this.stepText.textContent = `step ${capture.step} (${this.index + 1} of ${series.captures.length})`;
     const inRange = capture.scores.sink[layer]?.[head] !== undefined;
     this.title.textContent = `Layer ${layer}, head ${head}`;
-    const role = roleOf(this.scores, layer, head);
+    const role = roleOf(this.scores, layer, head, series.size);
     this.badge.textContent = role ? `${METRICS[role.metric].name} ${role.value.toFixed(2)}` : "no clear role";
     this.badge.dataset.role = role?.metric ?? "";
     this.table.draw(this.history, capture.step, layer, head);
     let map = null;
+    this.failed = false;
     this.note.textContent = "";
     if (!inRange) {
       this.note.textContent = "This run's model has no such head.";
     } else if (!capture.has_maps) {
       this.note.textContent = "Of this probe the scores are kept at every step, the maps at the last one only.";
     } else {
-      this.busy = true;
       try {
         map = headMap(await series.layer(capture, layer), head, series.size, look.mute);
-      } finally {
-        this.busy = false;
+      } catch (error) {
+        this.failed = true;
+        this.note.textContent = `The map could not be loaded (${error.message}); trying again.`;
       }
-      if (this.series !== series || this.capture !== capture) return; // another one was chosen meanwhile
     }
     const token = pointed === null || pointed >= series.size ? null : pointed;
     this.view.draw(series.facts, map, look, token, `attention map of layer ${layer}, head ${head}, step ${capture.step}`);
