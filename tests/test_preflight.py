@@ -1,8 +1,12 @@
+import weakref
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.utils._pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
@@ -69,16 +73,21 @@ def test_activation_memory_is_what_autograd_keeps(shape: tuple[int, int, int, in
     d_model, num_layers, num_heads, context_length = shape
     config = GPTConfig(97, context_length, d_model, num_layers, num_heads, dropout=0.0)
     model = GPT(config)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
+    made: dict[int, weakref.ref[torch.UntypedStorage]] = {}
 
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            for tensor in pytree.tree_leaves(result):
+                if isinstance(tensor, torch.Tensor):
+                    storage = tensor.untyped_storage()
+                    made[storage._cdata] = weakref.ref(storage)
+            return result
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with Watch():
         hidden = model.transformer(torch.zeros(4, context_length, dtype=torch.long))
-    assert activation_bytes(config, batch_size=4) == pytest.approx(sum(kept.values()), rel=0.12)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    alive = [storage for reference in made.values() if (storage := reference()) is not None]
+    kept = sum(storage.nbytes() for storage in alive if storage.data_ptr() not in weights)
+    assert activation_bytes(config, 4, on_cpu=True) == pytest.approx(kept, rel=0.12)
     assert hidden.shape == (4, context_length, d_model)

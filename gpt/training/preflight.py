@@ -35,7 +35,7 @@ def preflight(
     train_tokens = len(data.train_windows.tokens)
     per_epoch = train_tokens - 1  # the first token is nobody's target
     epochs = options.max_steps * config.tokens_per_step / per_epoch
-    parts = memory_estimate(module.model, config)
+    parts = memory_estimate(module.model, config, on_cpu=trainer.strategy.root_device.type == "cpu")
     lines = [
         f"model: {module.model.num_parameters:,} parameters, {model.num_layers} layers, {model.num_heads} heads, "
         f"d_model {model.d_model}, context {model.context_length}, {manifest.vocab_size} token ids",
@@ -78,12 +78,13 @@ def without_effect(config: RunConfig) -> dict[str, str]:
     return idle
 
 
-def memory_estimate(model: GPT, config: RunConfig) -> dict[str, int]:
+def memory_estimate(model: GPT, config: RunConfig, on_cpu: bool) -> dict[str, int]:
     """Bytes that training will hold in one process, by what they are for; an estimate for planning.
 
     Args:
         model: the model.
         config: the run's.
+        on_cpu: where some of it is worked out again instead of kept.
     """
     weights = 4 * model.num_parameters
     averaged_once = sum(p.numel() for n, p in model.named_parameters() if ".blocks." in n and p.ndim >= 2)
@@ -92,7 +93,7 @@ def memory_estimate(model: GPT, config: RunConfig) -> dict[str, int]:
         "weights": weights,
         "gradients": weights,
         "optimizer": optimizer,
-        "activations": activation_bytes(model.config, config.data.micro_batch_size),
+        "activations": activation_bytes(model.config, config.data.micro_batch_size, on_cpu),
         "loss": 3
         * 4
         * min(CHUNK_LOGITS, config.data.micro_batch_size * model.config.context_length * model.config.vocab_size)
@@ -100,15 +101,15 @@ def memory_estimate(model: GPT, config: RunConfig) -> dict[str, int]:
     }
 
 
-def activation_bytes(config: GPTConfig, batch_size: int) -> int:
+def activation_bytes(config: GPTConfig, batch_size: int, on_cpu: bool) -> int:
     """Bytes that the transformer's backward pass needs from the forward pass, in float32.
 
-    Counted per token, in vectors of width d_model. A block keeps: its two inputs and their normalised copies (4),
-    queries, keys and values (3), the heads' output twice, once rearranged (2), and the expanded vector of four times
-    the width (4; a GPU keeps it once more, activated). With dropout, a CPU also keeps the attention weights and masks.
+    Counted per token, in vectors of width d_model. A block keeps: its two inputs (2), queries, keys and values (3), the
+    heads' output (1), and the expanded vector of four times the width (4). A GPU also keeps the normalised copies of
+    the inputs (2) and the activated vector (4). With dropout, a CPU also keeps the attention weights and masks.
     """
     tokens = batch_size * config.context_length
-    per_block = (4 + 3 + 2 + 4) * config.d_model
+    per_block = (2 + 3 + 1 + 4 + (0 if on_cpu else 2 + 4)) * config.d_model
     if config.dropout > 0:
         per_block += 2 * config.d_model + 3 * config.num_heads * config.context_length
     return 4 * tokens * (config.num_layers * per_block + 2 * config.d_model)
