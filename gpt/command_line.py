@@ -14,7 +14,15 @@ _OUR_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "scripts")
 
 
 class ArgumentParser(argparse.ArgumentParser):
-    """An argparse parser whose errors look like all others: one line, without the wall of usage."""
+    """An argparse parser that keeps the lines of its texts, and whose errors are one line, without a wall of usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+
+    def add_checkpoint(self) -> None:
+        """Add the argument that names a model."""
+        kinds = "run folder (best.ckpt, else last.ckpt), .ckpt file, Hugging Face folder or name"
+        self.add_argument("checkpoint", metavar="CHECKPOINT", help=kinds)
 
     def error(self, message: str) -> NoReturn:
         """Print ``error: message`` and exit with status 2."""

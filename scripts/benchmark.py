@@ -1,6 +1,5 @@
 """Measure this code against others, on this machine, in one run. See --help."""
 
-import argparse
 import importlib.util
 import logging
 import sys
@@ -38,7 +37,6 @@ def parser() -> ArgumentParser:
         prog="benchmark.py",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("what", choices=("train", "generate", "data"), help="which benchmark")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows; see below")

@@ -1,6 +1,5 @@
 """GPT-2 weights in from and out to Hugging Face's format. See --help."""
 
-import argparse
 import logging
 import sys
 from pathlib import Path
@@ -20,7 +19,8 @@ What is written loads by transformers' GPT2LMHeadModel.from_pretrained and AutoT
 def parser() -> ArgumentParser:
     """The command line."""
     parser = ArgumentParser(
-        prog="convert.py", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="convert.py",
+        description=DESCRIPTION,
     )
     directions = parser.add_subparsers(dest="direction", required=True, metavar="from-hf | to-hf")
     inward = directions.add_parser("from-hf", help="into a run folder of ours")

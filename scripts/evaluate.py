@@ -1,6 +1,5 @@
 """Evaluate a checkpoint on prepared data. See --help."""
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -23,9 +22,8 @@ def parser() -> ArgumentParser:
         prog="evaluate.py",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="run folder (best.ckpt, else last.ckpt) or .ckpt file")
+    parser.add_checkpoint()
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that prepare_data.py wrote")
     parser.add_argument("--split", default="val", help="train or val (default val)")
     parser.add_argument(

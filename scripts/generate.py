@@ -33,14 +33,9 @@ def parser() -> ArgumentParser:
         prog="generate.py",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_checkpoint()
     add = parser.add_argument
-    add(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="run folder (best.ckpt, else last.ckpt), .ckpt file, Hugging Face folder or name",
-    )
     add("--prompt", nargs="+", default=[], metavar="TEXT", help="texts to continue; default: the start of a text")
     add("--prompt-file", nargs="+", default=[], metavar="F", help="files with a prompt each; - is standard input")
     add("--max-new-tokens", type=int, default=100, metavar="N", help="most tokens (default 100)")

@@ -38,7 +38,6 @@ def parser() -> ArgumentParser:
         prog="prepare_data.py",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add("sources", nargs="*", metavar="SOURCE", help="where the text is; several are read in the order given")

@@ -1,6 +1,5 @@
 """Train a model. See --help."""
 
-import argparse
 import logging
 import os
 import shlex
@@ -32,7 +31,6 @@ def parser() -> ArgumentParser:
         prog="train.py",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,
     )

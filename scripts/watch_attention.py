@@ -1,6 +1,5 @@
 """Attention maps of any checkpoint and any text, for TensorBoard's Attention tab. See --help."""
 
-import argparse
 import logging
 import sys
 from pathlib import Path
@@ -32,14 +31,9 @@ def parser() -> ArgumentParser:
         prog="watch_attention.py",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_checkpoint()
     add = parser.add_argument
-    add(
-        "checkpoint",
-        metavar="CHECKPOINT",
-        help="run folder (best.ckpt, else last.ckpt), .ckpt file, Hugging Face folder or name",
-    )
     add("--prompt", nargs="+", required=True, metavar="TEXT", help="texts to watch")
     add("--generate", type=int, default=0, metavar="N", help="let the model write N more tokens first (default 0)")
     add("--temperature", type=float, default=1.0, metavar="T", help="of --generate; 0 is greedy (default 1.0)")

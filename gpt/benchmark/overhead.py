@@ -73,6 +73,7 @@ def overhead_rows(folder: Path, small: bool, pairs: int = 3) -> list[Row]:
     tokenizer = "bytes" if small else "gpt2"
     prepare(["pydocs"], folder / "data", tokenizer)
     flags = ["--data.path", str(folder / "data"), "--trainer.sample_tokens", "0", "--trainer.accelerator", "cpu"]
+    flags += ["--attention_maps.enabled", "false"]  # 200 looks at a model are little in a run, and much in eight steps
     if small:
         config_file, steps, what = _ROOT / "configs" / "shakespeare.yaml", 400, "the 4-layer model"
     else:
