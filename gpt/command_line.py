@@ -17,7 +17,7 @@ class ArgumentParser(argparse.ArgumentParser):
     """An argparse parser that keeps the lines of its texts, and whose errors are one line, without a wall of usage."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, **options)
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
 
     def add_checkpoint(self) -> None:
         """Add the argument that names a model."""

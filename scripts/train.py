@@ -32,7 +32,6 @@ def parser() -> ArgumentParser:
         description=DESCRIPTION,
         epilog=EPILOG,
         add_help=False,
-        allow_abbrev=False,
     )
     parser.add_argument("-h", "--help", action="store_true", help="show this and every key of the config, and exit")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/quickstart.yaml")

@@ -1,6 +1,8 @@
 """Attention maps of any checkpoint and any text, for TensorBoard's Attention tab. See --help."""
 
 import logging
+import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,7 +76,7 @@ def body(argv: list[str]) -> int:
         if 1 + len(prompt) + args.generate > longest:
             raise ValueError(
                 f"the prompt {text[:30]!r} makes {1 + len(prompt) + args.generate} tokens with its start and "
-                f"--generate, and {longest} can be watched; shorten it"
+                f"--generate, and {longest} can be watched; shorten it, or lower --generate"
             )
     request = Request(args.generate, Sampling(temperature=args.temperature))
     written = generate(model, tokenizer, prompts, request, [args.seed] * len(prompts)) if args.generate else []
@@ -97,7 +99,8 @@ def body(argv: list[str]) -> int:
     log = logging.getLogger("watch_attention")
     for number, prompt in enumerate(args.prompt):
         log.info("watched: %s", prompt + (written[number].text if written else ""))
-    log.info("wrote %s; to see it: tensorboard --logdir %s", run_dir, args.logdir)
+    programs = Path(os.path.relpath(sys.executable)).parent
+    log.info("wrote %s; to see it: %s/tensorboard --logdir %s", run_dir, programs, shlex.quote(str(args.logdir)))
     return 0
 
 

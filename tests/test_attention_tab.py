@@ -237,7 +237,7 @@ def test_the_repeated_random_tokens_have_scores_at_every_step_and_maps_at_the_la
     assert len(_colours(frame)) > 10
     _move_slider(frame, 1)
     frame.locator(".note").first.filter(has_text="maps at the last one only").wait_for(timeout=WAIT)
-    rows = frame.locator(".panel").first.locator("table.scores tbody tr").all_inner_texts()
+    rows = frame.locator("table.scores").first.locator("tbody tr").all_inner_texts()
     assert any(re.search(r"induction\s+0\.\d\d", row) for row in rows)
 
 

@@ -84,7 +84,7 @@ export class Grid {
       const name = `layer ${tile.layer}, head ${tile.head}`;
       const described = metric ? `${METRICS[metric].name} ${show(tile.value, metric)}` : "no clear role";
       const short = look.metric === "role" && metric ? METRICS[metric].name : "";
-      tile.caption.textContent = [look.sorted ? `${tile.layer}.${tile.head}` : "", tile.value?.toFixed(2) ?? "", short].join(" ").trim();
+      tile.caption.textContent = [look.sorted ? `L${tile.layer}H${tile.head}` : "", tile.value?.toFixed(2) ?? "", short].join(" ").trim();
       tile.button.title = `${name}: ${described}`;
       tile.button.setAttribute("aria-label", tile.button.title);
       const isSelected = tile.layer === selected.layer && tile.head === selected.head;
@@ -115,7 +115,7 @@ export class Grid {
     this.node.style.gridTemplateColumns = sorted ? "" : `auto repeat(${numHeads}, minmax(0, 1fr))`;
     if (sorted) {
       this.node.replaceChildren(...shown.map((tile) => tile.button));
-      if (!shown.length) this.node.append(element("p", {}, "No head has that much."));
+      if (!shown.length) this.node.append(element("p", { className: "none" }, "No head has that much."));
       return;
     }
     const heads = Array.from({ length: numHeads }, (_, head) => element("span", { className: "axis" }, `${head}`));

@@ -31,7 +31,7 @@ const state = {
 let wanted = null;
 const patience = performance.now() + 20000;
 
-let main, other, grid, page, columns, status, controls;
+let main, other, grid, heads, page, columns, status, controls;
 
 export async function render() {
   document.head.append(
@@ -80,9 +80,9 @@ function build() {
       update();
     }),
   };
-  controls.mute.field.title = "what the first token gets is left out, and the others share its weight";
+  controls.mute.field.title = "in the maps, what the first token gets is left out and the others share its weight; scores stay";
   status = element("p", { className: "status", role: "status" });
-  const heads = element(
+  heads = element(
     "section",
     { className: "heads", "aria-label": "heads" },
     element(
@@ -167,6 +167,7 @@ async function poll() {
       return;
     }
     say("");
+    if (page.hidden) window.focus(); // so that keys work at once
     if (changed || restored || page.hidden || main.failed || other.failed || grid.failed) {
       page.hidden = false;
       await update();
@@ -244,6 +245,8 @@ async function draw() {
   }
   other.node.hidden = !state.comparing;
   columns.classList.toggle("comparing", state.comparing);
+  const place = state.comparing ? main.node : heads; // beside the map it is seen without scrolling
+  if (main.table.node.parentNode !== place) place.append(main.table.node);
   const pointed = state.pointed ?? state.locked ?? main.series.size - 1;
   const selected = { layer: state.layer, head: state.head };
   await Promise.all([
@@ -315,12 +318,14 @@ function keydown(event) {
     state.locked = state.pointed = null;
     return update();
   }
-  if (event.target.closest("input, select, textarea, summary")) return;
+  // A key that the focused control has a use for is the control's.
+  const isSlider = event.target.closest("input[type=range]");
+  if (event.target.closest("select, summary") || (isSlider && event.key.startsWith("Arrow"))) return;
   const arrow = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
   if (arrow) select(grid.neighbour(state, ...arrow), grid.node.contains(document.activeElement));
   else if (event.key === ",") main.goBy(-1);
   else if (event.key === ".") main.goBy(1);
-  else if (event.key === " " && !event.target.closest("button")) main.togglePlay();
+  else if (event.key === " " && !event.target.closest("button, input[type=checkbox]")) main.togglePlay();
   else return;
   event.preventDefault();
 }
