@@ -62,3 +62,15 @@ def test_it_keeps_a_third_of_what_autograd_would() -> None:
     tokens = 4 * 8 * 12
     assert count(lambda module, x: module(x)) == 5 * tokens  # x, and the expanded vectors
     assert count(_plain) == 9 * tokens  # and the activated ones
+
+
+@pytest.mark.parametrize("numbers", [1, 48, 150, 10**6])
+def test_the_size_of_the_chunks_changes_nothing(numbers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    module, x = FeedForward(CONFIG), torch.randn(2, 5, 12, requires_grad=True)
+    expected = _plain(module, x)
+    monkeypatch.setattr("gpt.model.feed_forward._CHUNK_NUMBERS", numbers)
+    output = module(x)
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-6)
+    for ours, theirs in zip(_gradients(module, output, x), _gradients(module, expected, x), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)

@@ -16,7 +16,7 @@ from gpt.model.recompute import trains_on_cpu
 # GELU's tanh approximation is 0.5 x (1 + tanh(u)); 0.5 (1 + tanh(u)) is sigmoid(2u), and 2u = x (A + B x²).
 _A = 2 * math.sqrt(2 / math.pi)
 _B = 0.044715 * _A
-_CHUNK_TOKENS = 512
+_CHUNK_NUMBERS = 3 * 2**19  # 6 MiB of float32: 512 tokens of GPT-2 small
 
 
 class FeedForward(nn.Module):
@@ -54,7 +54,8 @@ class _RecomputingFeedForward(torch.autograd.Function):
         expanded = F.linear(x, w1, b1)  # (..., 4E)
         ctx.save_for_backward(x, w1, w2, expanded)
         result = torch.empty_like(x)
-        for h, y in zip(_chunks(expanded), _chunks(result), strict=True):
+        tokens = max(1, _CHUNK_NUMBERS // len(w1))
+        for h, y in zip(_chunks(expanded, tokens), _chunks(result, tokens), strict=True):
             torch.addmm(b2, _gate(h).mul_(h), w2.T, out=y)
         return result
 
@@ -63,7 +64,8 @@ class _RecomputingFeedForward(torch.autograd.Function):
         x, w1, w2, expanded = ctx.saved_tensors
         grad_x, grad_w1, grad_w2 = torch.empty_like(x), torch.zeros_like(w1), torch.zeros_like(w2)
         grad_b1 = w1.new_zeros(len(w1))
-        for xs, gs, h, grad_xs in zip(*map(_chunks, (x, grad, expanded, grad_x)), strict=True):
+        tokens = max(1, _CHUNK_NUMBERS // len(w1))
+        for xs, gs, h, grad_xs in zip(*(_chunks(t, tokens) for t in (x, grad, expanded, grad_x)), strict=True):
             gate = _gate(h)
             # d/dh h sigmoid(2u) = gate (1 + s (1 - gate)), with s = h d(2u)/dh = h (A + 3 B h²)
             slope = torch.mul(h, h).mul_(3 * _B).add_(_A).mul_(h)
@@ -77,9 +79,9 @@ class _RecomputingFeedForward(torch.autograd.Function):
         return grad_x, grad_w1, grad_b1, grad_w2, grad.reshape(-1, grad.shape[-1]).sum(0)
 
 
-def _chunks(x: Tensor) -> tuple[Tensor, ...]:
-    """(..., n) as chunks of tokens, (at most _CHUNK_TOKENS, n) each; views, where x is contiguous."""
-    return x.reshape(-1, x.shape[-1]).split(_CHUNK_TOKENS)  # type: ignore[no-untyped-call]
+def _chunks(x: Tensor, tokens: int) -> tuple[Tensor, ...]:
+    """(..., n) as chunks of as many tokens, (tokens, n) each; views, where x is contiguous."""
+    return x.reshape(-1, x.shape[-1]).split(tokens)  # type: ignore[no-untyped-call]
 
 
 def _gate(x: Tensor) -> Tensor:
