@@ -52,7 +52,10 @@ def test_scores_stand_in_tables_by_layer_and_head() -> None:
 
 
 def test_scores_that_are_no_numbers_are_drawn_all_the_same() -> None:
-    scores_picture({"sink": np.full((1, 1), np.nan, np.float32)}, "title")
+    nothing, zero = (
+        np.asarray(scores_picture({"sink": np.full((1, 1), value, np.float32)}, "title")) for value in (np.nan, 0)
+    )
+    assert np.array_equal(nothing, zero)
 
 
 def test_a_grid_has_a_map_per_head() -> None:
