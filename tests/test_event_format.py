@@ -75,6 +75,7 @@ def test_a_series_comes_back() -> None:
 def test_another_text_is_another_series() -> None:
     tags = {event_format.series_tag("text", ids) for ids in ([1, 2], [2, 1], [1, 2, 3], [12])}
     assert len(tags) == 4
+    assert len({event_format.series_tag("generated", [1, 2, 3], start) for start in (None, 1, 2)}) == 3
     assert event_format.series_tag("text", [1, 2]) == event_format.series_tag("text", (1, 2))
     assert all(tag.startswith("attention/text-") for tag in tags)
 

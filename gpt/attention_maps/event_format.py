@@ -26,9 +26,10 @@ Maps = NDArray[np.float32]
 Scores = Mapping[str, NDArray[np.float32]]
 
 
-def series_tag(probe_name: str, token_ids: Sequence[int]) -> str:
-    """The tag of a probe's series: other token ids are another series."""
-    digest = hashlib.sha256(json.dumps(list(token_ids)).encode()).hexdigest()
+def series_tag(probe_name: str, token_ids: Sequence[int], generated_from: int | None = None) -> str:
+    """The tag of a probe's series: other token ids, or another place where the model began, are another series."""
+    facts = [*token_ids] if generated_from is None else [[*token_ids], generated_from]
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
     return f"attention/{probe_name}-{digest[:8]}"
 
 

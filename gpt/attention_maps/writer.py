@@ -87,7 +87,7 @@ def _series_value(capture: Capture, scores: Scores) -> Summary.Value:
     content = event_format.pack_series(probe.name, probe.labels, probe.characters, probe.repeats, probe.generated_from)
     plugin = SummaryMetadata.PluginData(plugin_name=event_format.PLUGIN_NAME, content=content)
     return Summary.Value(
-        tag=event_format.series_tag(probe.name, probe.token_ids),
+        tag=event_format.series_tag(probe.name, probe.token_ids, probe.generated_from),
         metadata=SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_BLOB_SEQUENCE),
         tensor=TensorProto(
             dtype=DT_STRING,
