@@ -35,6 +35,7 @@ def parser() -> ArgumentParser:
     )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="windows at once (default 8)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
+    parser.add_argument("--quantize", choices=("int8",), help="with the weights rounded as generate.py rounds them")
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
 
@@ -54,11 +55,14 @@ def body(argv: list[str]) -> int:
     from gpt.data.windows import TokenWindows
     from gpt.devices import choose_device
     from gpt.evaluation import evaluate
+    from gpt.generation.decode_weights import lay_out_for_decoding
 
     manifest = Manifest.load(args.data)
     tokens = SplitTokens(args.data, manifest, args.split)
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
     manifest.check_tokenizer(tokenizer)
+    if args.quantize:
+        lay_out_for_decoding(model, args.quantize)
     batches = DataLoader(TokenWindows(tokens, model.config.context_length, args.overlap), batch_size=args.batch_size)
     document_eot = manifest.eot_id if trained_with_document_mask(args.checkpoint) else None
     evaluation = evaluate(model, batches, tokens.info.utf8_bytes, document_eot)

@@ -10,6 +10,7 @@ from gpt.checkpoint import load_model
 from gpt.data.shards import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows
 from gpt.evaluation import Evaluation, evaluate
+from gpt.generation.decode_weights import lay_out_for_decoding
 from scripts import evaluate as script
 
 
@@ -44,6 +45,34 @@ def test_mode_and_random_state_are_left_alone(tiny_run: Path, tiny_data: Path) -
     assert evaluate(model, [batch], 32) == evaluate(model, [batch], 32)  # dropout is off
     assert torch.equal(torch.get_rng_state(), state)
     assert model.training
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_model_laid_out_for_decoding_is_evaluated_with_all_of_its_numbers(
+    tiny_run: Path, tiny_data: Path, quantize: str | None
+) -> None:
+    model, _ = load_model(tiny_run)
+    lay_out_for_decoding(model, quantize)
+    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
+    ids = torch.from_numpy(tokens.read(0, len(tokens)))
+    with torch.no_grad():  # the head, which may be rounded, included
+        losses = [
+            F.cross_entropy(model(x[None])[0].double(), y, reduction="sum").item()
+            for x, y in zip(ids[:-1].split(32), ids[1:].split(32), strict=True)
+        ]
+    batches = torch.utils.data.DataLoader(TokenWindows(tokens, 32), batch_size=5)
+    result = evaluate(model, batches, tokens.info.utf8_bytes)
+    assert result.loss_nats == pytest.approx(sum(losses) / (len(ids) - 1), rel=1e-4 if quantize else 1e-6)
+
+
+def test_the_loss_that_rounding_costs_can_be_asked_for(
+    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    losses = []
+    for quantize in ([], ["--quantize", "int8"]):
+        assert script.main([str(tiny_run), "--data", str(tiny_data), "--device", "cpu", "--json", *quantize]) == 0
+        losses.append(json.loads(capsys.readouterr().out)["loss_nats"])
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
 def test_a_uniform_guess_over_bytes_costs_eight_bits() -> None:

@@ -6,6 +6,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,10 @@ def _our_rate(model: GPT, tokenizer: Tokenizer, rows: int = 1) -> float:
     return sum(len(continuation.token_ids) for continuation in finished) / (time.perf_counter() - started)
 
 
-def _transformers() -> Callable[[], float]:
+Generate = Callable[[], list[int]]  # a contender's greedy continuation of the first prompt
+
+
+def _transformers() -> Generate:
     model = transformers_model(GPT2_SMALL, _model(laid_out=False).state_dict()).eval()
     ids = torch.tensor([[50256, *_prompt(0)]])
     options: dict[str, Any] = {
@@ -62,26 +66,28 @@ def _transformers() -> Callable[[], float]:
         "attention_mask": torch.ones_like(ids),
     }
 
-    def rate() -> float:
-        started = time.perf_counter()
+    def continuation() -> list[int]:
         with torch.no_grad():
-            model.generate(ids, **options)
-        return NEW / (time.perf_counter() - started)
+            return model.generate(ids, **options)[0, PROMPT:].tolist()
 
-    return rate
+    return continuation
 
 
-def _nanogpt(folder: Path) -> Callable[[], float]:
+def _nanogpt(folder: Path) -> Generate:
     model = nanogpt_model(folder, GPT2_SMALL, _model(laid_out=False).state_dict()).eval()
     ids = torch.tensor([[50256, *_prompt(0)]])
 
-    def rate() -> float:
-        started = time.perf_counter()
+    def continuation() -> list[int]:
         with torch.no_grad():
-            model.generate(ids, NEW, top_k=1)  # it always samples; of one, greedily
-        return NEW / (time.perf_counter() - started)
+            return model.generate(ids, NEW, top_k=1)[0, PROMPT:].tolist()  # it always samples; of one, greedily
 
-    return rate
+    return continuation
+
+
+def _rate(continuation: Generate) -> float:
+    started = time.perf_counter()
+    tokens = len(continuation())
+    return tokens / (time.perf_counter() - started)
 
 
 def read_rate(seconds: float = 2.0) -> float:
@@ -109,8 +115,13 @@ def peer_rows(peers: Peers, pairs: int = 4) -> list[Row]:
             log.warning("%s is left out: name it with --peers", name)
             continue
         theirs = make()
-        log.info("%s against %s (tokens/s)", what, name)
-        results = alternate(lambda: _our_rate(model, tokenizer), theirs, pairs if name == "transformers" else 2)
+        [ours_alone], theirs_alone = generate(model, tokenizer, [_prompt(0)], _REQUEST, [0]), theirs()
+        if ours_alone.token_ids != theirs_alone:
+            raise ValueError(f"{name} continues the prompt otherwise: {theirs_alone}, and ours {ours_alone.token_ids}")
+        log.info("%s against %s, the same %d tokens (tokens/s)", what, name, NEW)
+        results = alternate(
+            partial(_our_rate, model, tokenizer), partial(_rate, theirs), pairs if name == "transformers" else 2
+        )
         ours += [mine for mine, _ in results]
         rows.append(ratio_row(what, name, results, *goals))
         rows.append(value_row(what, f"{name} by itself", [other for _, other in results], "tokens/s"))

@@ -17,14 +17,14 @@ _Linear = Callable[[Tensor], Tensor]
 _Norm = tuple[Tensor, Tensor, float]  # weight, bias, epsilon
 
 _FEW = 64  # tokens at once up to which oneDNN's packed weights are faster
-_OUTLIERS = 8
+_DIGIT = 63  # largest of a 7-bit digit: two of them times 8-bit weights still add up within 16 bits
 
 
 class DecodingLinear(nn.Module):
     """A linear layer for few tokens on a CPU, with the numbers of the one that it replaces.
 
-    The weights lie in two halves of the outputs, each (I, O / 2): for one token, two threads stream each through one
-    of them. For a few tokens oneDNN packs them once more, in an order of its own.
+    The weights lie transposed, (I, O). For one token, each of two threads streams through the rows of one half of
+    the inputs. For a few tokens oneDNN packs the weights once more, in an order of its own.
 
     Args:
         weight: (O, I), float32.
@@ -33,77 +33,73 @@ class DecodingLinear(nn.Module):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
-        self.fan_out, self.bias = len(weight), bias
-        odd = len(weight) % 2
-        self.halves = F.pad(weight, (0, 0, 0, odd)).view(2, -1, weight.shape[1]).mT.contiguous()  # (2, I, O / 2)
-        self.half_biases = F.pad(weight.new_zeros(len(weight)) if bias is None else bias, (0, odd)).view(2, 1, -1)
+        fan_out, fan_in = weight.shape
+        self.bias, self.transposed = bias, weight.T.contiguous()  # (I, O)
+        self.parts = 1 if fan_in % 2 else 2
+        self.halves = self.transposed.view(self.parts, -1, fan_out)  # (2, I / 2, O)
+        self.half_bias = (weight.new_zeros(fan_out) if bias is None else bias / self.parts).view(1, 1, fan_out)
         self.packed: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) to (..., O)."""
-        *shape, fan_in = x.shape
+        fan_in, fan_out = self.transposed.shape
         N = x.numel() // fan_in
         if N == 1:
-            y = torch.baddbmm(self.half_biases, x.view(1, 1, fan_in).expand(2, 1, fan_in), self.halves)  # (2, 1, O / 2)
-            if self.fan_out % 2:
-                y = y.view(-1)[: self.fan_out]
-            return y.view(*shape, self.fan_out)
-        rows = x.reshape(N, fan_in)
-        if N <= _FEW and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+            y = torch.baddbmm(self.half_bias, x.reshape(self.parts, 1, -1), self.halves).sum(0, keepdim=True)
+        elif N <= _FEW and torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             if self.packed is None:
-                weight = self.halves.mT.reshape(-1, fan_in)[: self.fan_out]
-                self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 8)
-            y = torch.ops.mkldnn._linear_pointwise(rows, self.packed, self.bias, "none", [], "")  # (N, O)
+                self.packed = torch.ops.mkldnn._reorder_linear_weight(self.transposed.T.contiguous(), 8)
+            y = torch.ops.mkldnn._linear_pointwise(x.reshape(N, -1), self.packed, self.bias, "none", [], "")
         else:
-            y = torch.baddbmm(self.half_biases, rows.expand(2, N, fan_in), self.halves)  # (2, N, O / 2)
-            y = y.transpose(0, 1).reshape(N, -1)[:, : self.fan_out]
-        return y.reshape(*shape, self.fan_out)
+            y = F.linear(x, self.transposed.T, self.bias)
+        return y if x.ndim == y.ndim else y.view(*x.shape[:-1], fan_out)
 
 
 class Int8Linear(nn.Module):
     """A linear layer that multiplies in 8 bits: its weights, to a scale for each output, and what it is given.
 
-    A single token per row, (B, 1, I) or (B, I), is multiplied so, each row by itself; several, (B, T, I), exactly.
-
-    The few largest inputs of a token are multiplied as they are: rounding is relative to the largest number, and
-    transformers have a few features that dwarf all others (Dettmers et al. 2022, "LLM.int8()").
+    Weights are rounded to 8 bits. An input is not rounded noticeably: it is two digits of 7 bits each, the second
+    counting in 126ths of the first, and both are multiplied while the weights pass once. One digit would not do:
+    rounding is relative to a token's largest number, and transformers have a few features that dwarf all others
+    (Dettmers et al. 2022, "LLM.int8()"). Sums are of integers, so a row is the same in any batch.
 
     Args:
         weight: (O, I), float32.
         bias: (O,), or None.
+        bound: no input is larger, if that is known; else each token's largest is looked for.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, bias: Tensor | None, bound: float | None = None) -> None:
         super().__init__()
-        self.fan_out, self.bias = len(weight), bias
-        self.transposed = weight.T.contiguous()  # (I, O)
+        self.bias = (weight.new_zeros(len(weight)) if bias is None else bias).view(1, 1, -1)
+        # What the digits count in, over the largest input.
+        units = weight.new_tensor([1 / _DIGIT, 1 / _DIGIT / (2 * _DIGIT)]) * (bound or 1.0)
+        self.bounded, self.down, self.up = bool(bound), units.view(1, 1, 2), 1 / units.view(1, 2, 1)
         scale = (weight.abs().amax(dim=1).clamp(min=1e-12) / 127).double()
         zero = torch.zeros(len(weight), dtype=torch.int64)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch means to move its 8-bit tensors elsewhere
             quantised = torch.quantize_per_channel(weight, scale, zero, 0, torch.qint8)
-        self.packed = torch.ops.quantized.linear_prepack(quantised, bias)
+        self.packed = torch.ops.quantized.linear_prepack(quantised, None)
+        self.multiply = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32.default
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) to (..., O)."""
-        *shape, fan_in = x.shape
-        rows = x.reshape(-1, fan_in)  # (N, I)
-        if x.ndim == 3 and x.shape[1] > 1:  # a prompt: nothing is gained by rounding
-            y = rows @ self.transposed
-            y = y if self.bias is None else y + self.bias
-        elif len(rows) == 1:
-            y = self._multiply(rows)
-        else:  # one by one: a range for all of them would let one row round another
-            y = torch.cat([self._multiply(row) for row in rows[:, None]])
-        return y.view(*shape, self.fan_out)
-
-    def _multiply(self, row: Tensor) -> Tensor:
-        """(1, I) to (1, O)."""
-        largest = row.abs().topk(min(_OUTLIERS, row.shape[1])).indices  # (1, 8)
-        exact = F.embedding_bag(largest, self.transposed, per_sample_weights=row.gather(1, largest), mode="sum")
-        rest = row.scatter(1, largest, 0.0)
-        # reduce_range: with all 8 bits, sums of pairs overflow on a CPU without VNNI.
-        return exact.add_(torch.ops.quantized.linear_dynamic(rest, self.packed, True))
+        fan_in = x.shape[-1]
+        rows = x.reshape(-1, 1, fan_in)  # (N, 1, I)
+        N = rows.shape[0]
+        up, down = self.up, self.down
+        if not self.bounded:
+            largest = rows.abs().amax(dim=2, keepdim=True)  # (N, 1, 1)
+            # Where all is 0, digits are not a number; they are taken for some integer, and that is multiplied by 0.
+            up, down = up / largest, down * largest
+        digits = rows * up  # (N, 2, I)
+        first, second = digits.unbind(1)
+        second.sub_(first.round(), alpha=2 * _DIGIT)
+        # Scale 1 and zero point 64: rounds to integers, the first digit as just above.
+        products = self.multiply(digits.view(2 * N, fan_in), 1.0, _DIGIT + 1, self.packed).view(N, 2, -1)
+        y = torch.baddbmm(self.bias, down if N == 1 else down.expand(N, 1, 2), products)  # (N, 1, O)
+        return y if rows.shape == x.shape else y.view(*x.shape[:-1], -1)
 
 
 class DecodingTransformer:
@@ -148,7 +144,7 @@ class DecodingTransformer:
             (B, E).
         """
         B, width = len(token_ids), (self._width,)
-        mask, positions = cache.mask(1), cache.positions(1)
+        mask, positions = cache.mask(1), torch.tensor(cache.lengths)[:, None]  # (B, 1)
         x = torch.embedding(self._tokens, token_ids) + torch.embedding(self._positions, positions)  # (B, 1, E)
         for layer, (attention_norm, feed_forward_norm, qkv, out_proj, expand, project) in enumerate(self._layers):
             heads = qkv(torch.layer_norm(x, width, *attention_norm)).view(B, 3, self._heads, 1, -1)
@@ -179,17 +175,36 @@ def lay_out_for_decoding(model: GPT, quantize: str | None = None) -> None:
         if quantize:
             raise ValueError(f"--quantize {quantize} is for CPUs; leave it out, or give --device cpu")
         return
-    make: Callable[[Tensor, Tensor | None], nn.Module] = DecodingLinear
     if quantize == "int8":
         if "fbgemm" not in torch.backends.quantized.supported_engines:
             raise ValueError("--quantize int8 needs FBGEMM, which this build of torch has not; leave it out")
         torch.backends.quantized.engine = "fbgemm"
-        make = Int8Linear
-    for module in list(model.modules()):
-        for name, child in module.named_children():
-            if isinstance(child, nn.Linear):
-                setattr(module, name, make(child.weight.detach(), None if child.bias is None else child.bias.detach()))
-    model.decoding_head = make(model.head_weight.detach(), None)
+
+    def laid_out(weight: Tensor, bias: Tensor | None, norm: nn.LayerNorm | None = None) -> nn.Module:
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
+        if quantize:
+            return Int8Linear(weight, bias, None if norm is None else _bound(norm))
+        return DecodingLinear(weight, bias)
+
+    transformer = model.transformer
+    for block in transformer.blocks:
+        assert isinstance(block, TransformerBlock)
+        for module, name, norm in (
+            (block.attention, "qkv", block.attention_norm),
+            (block.attention, "out_proj", None),
+            (block.feed_forward, "expand", block.feed_forward_norm),
+            (block.feed_forward, "project", None),
+        ):
+            linear = getattr(module, name)
+            setattr(module, name, laid_out(linear.weight, linear.bias, norm))
+    model.decoding_head = laid_out(model.head_weight, None, transformer.final_norm)
+    model.eval()  # here and now, or it would be for each token
+
+
+def _bound(norm: nn.LayerNorm) -> float:
+    """What no number that a norm puts out exceeds: of E numbers with a variance of 1 none is larger than sqrt(E)."""
+    weight, bias = norm.weight.detach(), norm.bias.detach()
+    return float((weight.abs() * len(weight) ** 0.5 + bias.abs()).max())
 
 
 def one_token_step(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:

@@ -55,7 +55,7 @@ class Sampling:
             ValueError: a logit is not finite: the model has diverged.
         """
         logits = logits.float().cpu()
-        if not logits.isfinite().all():
+        if not logits.max().isfinite():  # not a number, if there is one
             raise ValueError("the model's logits are not finite: it diverged in training; use an earlier checkpoint")
         if self.repetition_penalty != 1.0 and so_far:
             seen = torch.tensor(sorted(set(so_far)))
