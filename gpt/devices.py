@@ -1,4 +1,4 @@
-"""Which device to compute on."""
+"""Which device to compute on, and whether torch can compile for it."""
 
 import torch
 
@@ -19,3 +19,12 @@ def choose_device(name: str | None = None) -> torch.device:
     except (RuntimeError, AssertionError):  # torch asserts that CUDA was compiled in
         raise ValueError(f"there is no device {name!r} here; leave --device away to have one chosen") from None
     return device
+
+
+def compiler_error(device: torch.device) -> str | None:
+    """Why torch.compile does not work for a device (no C++ compiler, no Triton, an old GPU); None if it does."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
+    except Exception as error:  # whatever it is: a compiler has many ways to fail
+        return str(error).strip().splitlines()[0]
+    return None

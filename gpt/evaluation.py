@@ -9,16 +9,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from gpt.data.windows import IGNORED, Window
 from gpt.model.document_mask import document_ids
 from gpt.model.inference import inference
-from gpt.model.loss import next_token_loss
+from gpt.model.loss import loss_without_gradients
 from gpt.model.transformer import GPT
-
-_ROWS = 128  # logits at once, of a model laid out for decoding
 
 
 @dataclass(frozen=True)
@@ -61,23 +58,12 @@ class LossTotals:
         """Add the summed loss of a batch: inputs and targets (B, T), int64, on the model's device."""
         documents = document_ids(batch["inputs"], self._document_eot) if self._document_eot is not None else None
         hidden = model.transformer(batch["inputs"], documents)
-        self._losses.append(_summed_loss(model, hidden, batch["targets"]))
+        self._losses.append(loss_without_gradients(model.logits, model.config.vocab_size, hidden, batch["targets"]))
         self._counts.append((batch["targets"] != IGNORED).sum())
 
     def totals(self) -> Tensor:
         """Total nats and number of targets: (2,) float64, on the CPU."""
         return torch.stack([torch.stack(values).cpu().double().sum() for values in (self._losses, self._counts)])
-
-
-def _summed_loss(model: GPT, hidden: Tensor, targets: Tensor) -> Tensor:
-    if model.decoding_head is None:
-        return next_token_loss(hidden, model.head_weight, targets)
-    total = hidden.new_zeros(())  # laid out for decoding, the head is a layer with numbers of its own
-    hidden, targets = hidden.flatten(0, 1), targets.flatten()
-    for start in range(0, len(targets), _ROWS):
-        rows = slice(start, start + _ROWS)
-        total += F.cross_entropy(model.logits(hidden[rows]), targets[rows], ignore_index=IGNORED, reduction="sum")
-    return total
 
 
 def evaluate(model: GPT, batches: Iterable[Window], utf8_bytes: int, document_eot: int | None = None) -> Evaluation:

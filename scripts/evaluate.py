@@ -35,7 +35,9 @@ def parser() -> ArgumentParser:
     )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="windows at once (default 8)")
     parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
-    parser.add_argument("--quantize", choices=("int8",), help="with the weights rounded as generate.py rounds them")
+    parser.add_argument(
+        "--quantize", choices=("int8",), help="round weights to 8 bits, as generate.py does: what it costs (CPU)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
 

@@ -6,6 +6,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.parse
@@ -67,10 +68,9 @@ def tensorboard(logdir: Path, *flags: str) -> Iterator[str]:
         "1",
         *flags,
     ]
-    log = logdir.parent / f"{logdir.name}.tensorboard.log"
-    with log.open("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
+    with tempfile.NamedTemporaryFile("w") as file, subprocess.Popen(command, stdout=file, stderr=file) as process:
         try:
-            deadline = time.monotonic() + 60
+            log, deadline = Path(file.name), time.monotonic() + 60
             while not (found := re.search(r"(http://\S+?)/? \(Press", log.read_text())):
                 assert process.poll() is None, log.read_text()
                 assert time.monotonic() < deadline, log.read_text()

@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpt.generation import decode_weights
 from gpt.generation.decode_weights import (
     DecodingLinear,
     Int8Linear,
@@ -56,9 +57,10 @@ def test_int8_rounds_weights_and_hardly_inputs(shape: tuple[int, ...], bound: fl
 def test_int8_takes_features_that_dwarf_all_others() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(300, 400), torch.randn(5, 400)
-    weight[:, [3, 77]] = 0.0
-    x[:, [3, 77]] = torch.tensor([100.0, -50.0])  # as transformers have them; one digit would leave nothing of the rest
-    assert _distance(Int8Linear(weight, None)(x), x.double() @ _rounded(weight).T) < 100 / 7938 * 0.29 * 1.3
+    x[:, [3, 77]] = torch.tensor([100.0, -50.0])  # as transformers have them; the step of one digit would be 1.6
+    got, rounded = Int8Linear(weight, None)(x), _rounded(weight)
+    # Each of the five rows is rounded to steps of 100 / 7938.
+    assert (got.double() - x.double() @ rounded.T).norm() < 100 / 7938 * 0.29 * 5**0.5 * rounded.norm() * 1.3
 
 
 def test_int8_rows_do_not_affect_each_other() -> None:
@@ -72,13 +74,49 @@ def test_int8_rows_do_not_affect_each_other() -> None:
     torch.testing.assert_close(together[5], bias)
 
 
+def test_first_digits_are_rounded_once() -> None:
+    # Just beside a half, two ways of rounding may differ, and then a whole digit is lost.
+    halves = torch.arange(-62.5, 63)
+    x = torch.cat([halves, *(halves.nextafter(halves + side) for side in (1, -1))])
+    layer = Int8Linear(torch.eye(1), None, bound=63.0)
+    torch.testing.assert_close(layer(x[:, None])[:, 0], x, rtol=0, atol=0.51 / 126)
+
+
+def test_many_rows_are_the_rows_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layer, x = Int8Linear(torch.randn(30, 40), torch.randn(30)), torch.randn(3, 7, 40)
+    at_once = layer(x)
+    monkeypatch.setattr(decode_weights, "_MOST", 4)
+    assert torch.equal(layer(x), at_once)
+
+
 def test_a_norms_bound_holds_and_is_reached() -> None:
-    norm = torch.nn.LayerNorm(64)
+    torch.manual_seed(0)
+    norm = torch.nn.LayerNorm(256)
     with torch.no_grad():
         norm.weight.uniform_(-2, 2)
         norm.bias.normal_()
-        largest = norm(torch.eye(64) * 1e3).abs().max()  # one feature, and nothing else
-    assert 0.95 * _bound(norm) < largest <= _bound(norm)
+        spikes = torch.cat([torch.eye(256), -torch.eye(256)]) * 1e3  # one feature, and nothing else
+        largest, bound = norm(spikes).abs().max(), _bound(norm)
+        assert bound is not None
+        assert 0.95 * bound < largest <= bound
+        norm.weight[3] = 60.0  # a gain that would leave all others a coarse step
+        assert _bound(norm) is None
+        norm.weight.zero_()
+        norm.bias.zero_()
+        assert _bound(norm) is None
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("quantize", [None, "int8"])
+def test_a_diverged_model_does_not_pass_for_a_sound_one(quantize: str | None, bad: float) -> None:
+    for place in ("blocks.1.feed_forward.project.weight", "blocks.0.attention.out_proj.weight", "final_norm.bias"):
+        model = _model()
+        model.transformer.get_parameter(place).view(-1)[0] = bad
+        lay_out_for_decoding(model, quantize)
+        with pytest.raises(ValueError, match="diverged"):
+            generate(model, Tokenizer("bytes"), [[1, 2, 3]], Request(5, Sampling(0)), [0])
+        assert not model(torch.tensor([[1, 2, 3]])).isfinite().all()
 
 
 def _model() -> GPT:
@@ -112,7 +150,7 @@ def test_int8_predicts_nearly_the_same() -> None:
     for token in ids.T:
         parts.append(rounded.logits(step(token[:, None], cache)))
         cache.advance([1, 1])
-    torch.testing.assert_close(torch.stack(parts, dim=1), rounded(ids), rtol=1e-5, atol=1e-2)  # a digit flips
+    torch.testing.assert_close(torch.stack(parts, dim=1), rounded(ids), rtol=1e-5, atol=5e-3)  # a second digit flips
     expected, got = plain(ids).log_softmax(-1), rounded(ids).log_softmax(-1)
     divergence = (expected.exp() * (expected - got)).sum(-1).mean()
     entropy = -(expected.exp() * expected).sum(-1).mean()

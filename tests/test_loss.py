@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt.data.windows import IGNORED
+from gpt.devices import compiler_error
 from gpt.model import loss as loss_module
 from gpt.model.loss import next_token_loss
 
@@ -72,6 +73,75 @@ def test_bfloat16_autocast_stays_close_to_float64() -> None:
     for got, expected in zip(*(torch.autograd.grad(v, (hidden, weight)) for v in (value, exact)), strict=True):
         assert got.dtype == torch.float32
         assert (got - expected).norm() < 0.01 * expected.norm()
+
+
+def _padded(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, compiled: bool = False) -> torch.Tensor:
+    """A GPU's form, on the CPU."""
+    function = loss_module._PaddedCrossEntropy
+    loss: torch.Tensor = function.apply(hidden, weight, targets, compiled)  # type: ignore[no-untyped-call]
+    return loss
+
+
+@pytest.mark.parametrize("chunk_logits", [1, 7 * 128, 10**9])
+@pytest.mark.parametrize("vocab_size", [101, 128])
+def test_the_gpus_padded_form_has_the_plain_loss_and_gradients(
+    chunk_logits: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loss_module, "CUDA_CHUNK_LOGITS", chunk_logits)
+    torch.manual_seed(0)
+    # Far from 0, so that logits of padded ids would weigh something if they were let in.
+    hidden = (torch.randn(30, 16) - 3).requires_grad_()
+    weight = (torch.randn(vocab_size, 16) + 1).requires_grad_()
+    targets = torch.randint(0, vocab_size, (30,))
+    targets[:4] = IGNORED
+    ours, theirs = _padded(hidden, weight, targets), _plain(hidden.double(), weight.double(), targets)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
+    grads = [torch.autograd.grad(value * 0.37, (hidden, weight)) for value in (ours, theirs)]
+    for got, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_the_gpus_padded_form_under_autocast_stays_close_to_float64() -> None:
+    torch.manual_seed(3)
+    hidden, weight = torch.randn(40, 32, requires_grad=True), (torch.randn(200, 32) / 6).requires_grad_()
+    targets = torch.randint(0, 200, (40,))
+    with torch.autocast("cpu", torch.bfloat16):
+        value = _padded(hidden, weight, targets)
+    exact = _plain(hidden.double(), weight.double(), targets)
+    torch.testing.assert_close(value.double(), exact, rtol=5e-3, atol=0)
+    for got, expected in zip(*(torch.autograd.grad(v, (hidden, weight)) for v in (value, exact)), strict=True):
+        assert got.dtype == torch.float32
+        assert (got - expected).norm() < 0.01 * expected.norm()
+
+
+def test_the_gpus_padded_form_is_one_graph_that_compiles() -> None:
+    if error := compiler_error(torch.device("cpu")):
+        pytest.skip(f"torch cannot compile here: {error}")
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(30, 16, requires_grad=True), torch.randn(101, 16, requires_grad=True)
+    targets = torch.randint(0, 101, (30,))
+    torch._dynamo.utils.counters.clear()
+    values = [_padded(hidden, weight, targets, compiled) for compiled in (False, True)]
+    assert not torch._dynamo.utils.counters["graph_break"]
+    torch.testing.assert_close(values[1], values[0])
+    grads = [torch.autograd.grad(value, (hidden, weight)) for value in values]
+    for got, expected in zip(*grads, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("compiled", [False, True])
+def test_on_a_gpu_loss_and_gradients_are_the_cpus(compiled: bool) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(300, 64), torch.randn(1001, 64)
+    targets = torch.randint(0, 1001, (300,))
+    results = []
+    for device in ("cpu", "cuda"):
+        x, w = hidden.to(device).requires_grad_(), weight.to(device).requires_grad_()
+        value = next_token_loss(x, w, targets.to(device), compiled)
+        results.append([value, *torch.autograd.grad(value, (x, w))])
+    for got, expected in zip(results[1], results[0], strict=True):
+        assert (got.cpu() - expected).norm() < 2e-3 * expected.norm()  # products in TF32
 
 
 class _LargestTensor(TorchDispatchMode):

@@ -204,6 +204,23 @@ def test_compiling_changes_no_key_and_hardly_a_loss(train_tiny: TrainTiny, tiny_
     assert len(events(compiled).Images("attention/all_heads")) >= 2  # hooks would be silent in a compiled module
 
 
+def test_without_a_working_compiler_a_run_says_so_and_is_eager(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*args: object, **kwargs: object) -> None:
+        raise RuntimeError("InvalidCxxCompiler: there is no g++\nand more of it")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch.nn.Module, "compile", broken)
+    assert train_tiny(tmp_path, "--trainer.max_steps", "2", "--trainer.compile", "true") == 0
+    assert (
+        capfd.readouterr().err.count(
+            "cannot compile for cpu, so training is not compiled: InvalidCxxCompiler: there is no g++\n"
+        )
+        == 1
+    )
+
+
 def test_last_is_the_last_step_and_best_the_best_validation(train_tiny: TrainTiny, tmp_path: Path) -> None:
     # A rising learning rate without any averaging ruins the model late in the run, so that the best is not the last.
     flags = ["--optim.betas", "[0,0]", "--optim.learning_rate", "0.3", "--optim.warmup_steps", "60"]

@@ -40,6 +40,7 @@ def test_a_diverged_model_is_said_to_be_one(bad: float) -> None:
     for temperature in (0, 1):
         with pytest.raises(ValueError, match="diverged"):
             Sampling(temperature).draw(torch.tensor([0.0, bad]), torch.Generator())
+        assert Sampling(temperature).draw(torch.tensor([0.0, -torch.inf]), torch.Generator()) == 0  # means never
 
 
 def test_logits_are_not_changed() -> None:

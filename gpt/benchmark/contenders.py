@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpt.huggingface import lies_transposed, to_gpt2
@@ -67,6 +68,13 @@ class Contender:
             torch.cuda.synchronize(device)
         return time.perf_counter() - started
 
+    def attention_kernels(self, inputs: Tensor, targets: Tensor) -> list[str]:
+        """Names of the CUDA kernels of a step that have to do with attention, without their templates."""
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.step(inputs, targets)
+        names = {event.key.split("<")[0].split("(")[0].removeprefix("void ") for event in profile.key_averages()}
+        return sorted(name for name in names if any(word in name.lower() for word in ("flash", "fmha", "attention")))
+
 
 def ours(config: GPTConfig, weights: Weights, device: torch.device, compiled: bool = False) -> Contender:
     """This project's step, as ``GPTModule`` takes it."""
@@ -81,14 +89,20 @@ def ours(config: GPTConfig, weights: Weights, device: torch.device, compiled: bo
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         with _autocast(device):
-            return next_token_loss(model.transformer(inputs), model.head_weight, targets) / targets.numel()
+            return next_token_loss(model.transformer(inputs), model.head_weight, targets, compiled) / targets.numel()
 
     name = "mini-gpt" + (", compiled" if compiled else "")
     return Contender(name, model, loss, optimizer, lambda: _clip(model, foreach=True))
 
 
-def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights) -> Any:
+def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights, vocab_size: int | None = None) -> Any:
     """The model of a checkout of nanoGPT, with our weights.
+
+    Args:
+        folder: the checkout.
+        config: the model's shape.
+        weights: ours.
+        vocab_size: a larger vocabulary; the ids that nobody uses have zeros.
 
     Raises:
         ValueError: the folder is no checkout of nanoGPT.
@@ -103,7 +117,7 @@ def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights) -> Any:
         spec.loader.exec_module(module)
         shape = module.GPTConfig(
             block_size=config.context_length,
-            vocab_size=config.vocab_size,
+            vocab_size=vocab_size or config.vocab_size,
             n_layer=config.num_layers,
             n_head=config.num_heads,
             n_embd=config.d_model,
@@ -113,6 +127,8 @@ def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights) -> Any:
         model = module.GPT(shape)
     # Its matrices are Linear's, (out, in).
     theirs = to_gpt2(weights, config)
+    embedding = theirs["transformer.wte.weight"]
+    theirs["transformer.wte.weight"] = F.pad(embedding, (0, 0, 0, (vocab_size or len(embedding)) - len(embedding)))
     load_gpt2(model, {name: tensor.T if lies_transposed(name) else tensor for name, tensor in theirs.items()})
     return model
 
@@ -120,8 +136,12 @@ def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights) -> Any:
 def nanogpt(
     folder: Path, config: GPTConfig, weights: Weights, device: torch.device, compiled: bool = False
 ) -> Contender:
-    """A checkout of nanoGPT: its model, and its optimizer as its own ``configure_optimizers`` makes it."""
-    model = nanogpt_model(folder, config, weights)
+    """A checkout of nanoGPT: its model, and its optimizer as its own ``configure_optimizers`` makes it.
+
+    On a GPU its vocabulary is padded to a multiple of 64, as it does for itself when it trains from scratch.
+    """
+    padded = -(-config.vocab_size // 64) * 64 if device.type == "cuda" else None
+    model = nanogpt_model(folder, config, weights, padded)
     model.to(device).train()
     optimizer = model.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, BETAS, device.type)
     forward = torch.compile(model) if compiled else model
@@ -165,7 +185,7 @@ def transformers_gpt2(config: GPTConfig, weights: Weights, device: torch.device,
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         with _autocast(device):
             logits = model(inputs).logits
-            return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+            return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
     name = "transformers" + (", fused AdamW" if fused else "")
     return Contender(name, model, loss, optimizer, lambda: _clip(model))

@@ -47,6 +47,7 @@ def build(name: str, work: Work) -> Contender:
     """Make a contender: ``mini-gpt``, ``nanogpt`` or ``transformers``, each also with a variant behind a colon."""
     kind, _, variant = name.partition(":")
     device = torch.device(work.device)
+    torch.set_float32_matmul_precision("high")  # TF32 where a GPU multiplies in float32; all trainers allow it
     torch.manual_seed(0)
     weights = {key: tensor.detach() for key, tensor in GPT(work.config).state_dict().items()}
     if kind == "mini-gpt":
@@ -85,8 +86,14 @@ class Isolated:
         self._number += steps
         return self._answer()
 
+    def attention_kernels(self) -> list[str]:
+        """Names of the CUDA kernels that its attention ran in."""
+        self._pipe.send("kernels")
+        kernels: list[str] = self._answer()
+        return kernels
+
     def close(self) -> int:
-        """End the process; returns the peak of its resident memory in bytes."""
+        """End the process; returns the peak in bytes of its resident memory, or of what it held on a GPU."""
         self._pipe.send(None)
         peak: int = self._answer()
         self._process.join()
@@ -112,9 +119,15 @@ def _serve(pipe: Connection, name: str, work: Work) -> None:
         pipe.send(error)
         return
     while (order := pipe.recv()) is not None:
-        first, steps = order
-        pipe.send(contender.seconds([work.batch(number) for number in range(first, first + steps)]))
-    pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        if order == "kernels":
+            pipe.send(contender.attention_kernels(*work.batch(0)))
+        else:
+            first, steps = order
+            pipe.send(contender.seconds([work.batch(number) for number in range(first, first + steps)]))
+    on_gpu = work.device != "cpu"
+    pipe.send(
+        torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    )
 
 
 def check_equal_losses(contenders: list[Isolated], tolerance: float = 2e-3) -> None:

@@ -60,6 +60,7 @@ def _run_rate(config_file: Path, flags: list[str], folder: Path) -> float:
     command = [sys.executable, str(_ROOT / "scripts" / "train.py"), "--config", str(config_file), "--json"]
     where = ["--checkpoints_dir", str(folder / f"run{time.monotonic_ns()}")]
     finished = subprocess.run([*command, *flags, *where], check=True, capture_output=True, text=True)
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)  # it tells of each file that it has read
     events = EventAccumulator(json.loads(finished.stdout)["run_dir"])
     events.Reload()
     # Step 1 and the rest of the first quarter find everything cold; the bare loop leaves its first steps out, too.

@@ -19,6 +19,9 @@ from gpt.model.transformer import GPT
 log = logging.getLogger(__name__)
 
 GPT2_SMALL = GPTConfig(dropout=0.0)
+
+# Dense bfloat16 peaks in FLOP/s, from NVIDIA's data sheets, by what is in the device's name.
+_PEAKS = {"H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "L4": 121e12}
 VARIANTS = {
     "nanogpt": ["nanogpt", "nanogpt:compiled"],
     "transformers": ["transformers", "transformers:fused"],
@@ -92,7 +95,7 @@ def step_rows(
         batch_size: B.
         length: T.
         goals: must and aim against each peer.
-        share_goal: of the rate of matrix products by themselves.
+        share_goal: of the GPU's peak; where none is known, and on a CPU, of the rate of matrix products by themselves.
         memory_goal: of our peak memory over nanoGPT's.
         peers: whom to measure against.
         pairs: how many pairs of steps.
@@ -102,6 +105,7 @@ def step_rows(
     what = f"GPT-2 small, {'bf16' if device != 'cpu' else 'fp32'}, batch {batch_size}, T {length}: whole step"
     tokens = batch_size * length
     rows, our_peak = [], 0
+    kernels: list[str] = []
     our_seconds: list[float] = []
     for peer, (must, aim) in goals.items():
         if peer not in peers:
@@ -117,19 +121,34 @@ def step_rows(
         inverted = [(1 / mine, 1 / other) for mine, other in results]
         rows.append(ratio_row(what, theirs.name, inverted, must, aim))
         rows.append(value_row(what, f"{theirs.name} by itself", [tokens / t for _, t in results], "tokens/s"))
+        if device != "cpu":
+            log.info("  attention ran in %s", ", ".join(kernels := ours.attention_kernels()))
         our_peak, their_peak = ours.close(), theirs.close()
         if peer == "nanogpt" and memory_goal is not None:
             ratio = our_peak / their_peak
             log.info("  peak memory %.2f and %.2f GB", our_peak / 1e9, their_peak / 1e9)
             rows.append(Row(f"{what}: peak memory", theirs.name, ratio, ratio, ratio, "of its", False, *memory_goal))
     if our_seconds:
-        rows.append(value_row(what, "-", [tokens / t for t in our_seconds], "tokens/s"))
-        rate = matmul_rate(GPT2_SMALL, tokens, device)
+        attention = f" (attention: {', '.join(kernels)})" if kernels else ""
+        rows.append(value_row(what + attention, "-", [tokens / t for t in our_seconds], "tokens/s"))
         achieved = [tokens * flops_per_token(GPT2_SMALL, length) / t for t in our_seconds]
-        goal: tuple[float | None, float | None] = share_goal or (None, None)
-        shares = [value / rate for value in achieved]
-        rows.append(value_row(what, f"matrix products alone, {rate / 1e9:.0f} GFLOP/s", shares, "of it", *goal))
+        rate, peak = matmul_rate(GPT2_SMALL, tokens, device), _peak(device)
+        limits = {f"matrix products alone, {rate / 1e9:.0f} GFLOP/s": rate}
+        if peak is not None:
+            limits[f"dense bf16 peak, {peak / 1e12:.0f} TFLOP/s"] = peak
+        for limit, flops in limits.items():
+            # The goal is the peak's where one is known.
+            goals_here = share_goal if share_goal and flops == (peak or rate) else (None, None)
+            rows.append(value_row(what, limit, [value / flops for value in achieved], "of it", *goals_here))
     return rows
+
+
+def _peak(device: str) -> float | None:
+    """A GPU's dense bfloat16 peak in FLOP/s, if it is a known one."""
+    if device == "cpu":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in _PEAKS.items() if part in name), None)
 
 
 def noise_rows(device: str) -> list[Row]:

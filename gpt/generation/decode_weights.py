@@ -18,13 +18,15 @@ _Norm = tuple[Tensor, Tensor, float]  # weight, bias, epsilon
 
 _FEW = 64  # tokens at once up to which oneDNN's packed weights are faster
 _DIGIT = 63  # largest of a 7-bit digit: two of them times 8-bit weights still add up within 16 bits
+_MOST = 1024  # tokens that int8 multiplies at once, so that its doubled rows stay small
+_COARSEST = 64.0  # largest bound, in typical inputs, that leaves a step well below what rounding the weights costs
 
 
 class DecodingLinear(nn.Module):
     """A linear layer for few tokens on a CPU, with the numbers of the one that it replaces.
 
     The weights lie transposed, (I, O). For one token, each of two threads streams through the rows of one half of
-    the inputs. For a few tokens oneDNN packs the weights once more, in an order of its own.
+    the inputs (if they can be halved). For a few tokens oneDNN packs the weights once more, in an order of its own.
 
     Args:
         weight: (O, I), float32.
@@ -36,7 +38,7 @@ class DecodingLinear(nn.Module):
         fan_out, fan_in = weight.shape
         self.bias, self.transposed = bias, weight.T.contiguous()  # (I, O)
         self.parts = 1 if fan_in % 2 else 2
-        self.halves = self.transposed.view(self.parts, -1, fan_out)  # (2, I / 2, O)
+        self.halves = self.transposed.view(self.parts, fan_in // self.parts, fan_out)  # (2, I / 2, O)
         self.half_bias = (weight.new_zeros(fan_out) if bias is None else bias / self.parts).view(1, 1, fan_out)
         self.packed: Tensor | None = None
 
@@ -58,23 +60,23 @@ class DecodingLinear(nn.Module):
 class Int8Linear(nn.Module):
     """A linear layer that multiplies in 8 bits: its weights, to a scale for each output, and what it is given.
 
-    Weights are rounded to 8 bits. An input is not rounded noticeably: it is two digits of 7 bits each, the second
-    counting in 126ths of the first, and both are multiplied while the weights pass once. One digit would not do:
-    rounding is relative to a token's largest number, and transformers have a few features that dwarf all others
-    (Dettmers et al. 2022, "LLM.int8()"). Sums are of integers, so a row is the same in any batch.
+    Weights are rounded to 8 bits. An input is two digits of 7 bits each, the second counting in 126ths of the first,
+    and both are multiplied while the weights pass once; so it is rounded to 1 / 7938 of a token's largest. One digit
+    would not do: transformers have a few features that dwarf all others (Dettmers et al. 2022, "LLM.int8()"). Sums are
+    of integers, so a row is the same in any batch. Without gradients only.
 
     Args:
         weight: (O, I), float32.
         bias: (O,), or None.
-        bound: no input is larger, if that is known; else each token's largest is looked for.
+        bound: no input is larger, if that is known; None looks for each token's largest.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, bound: float | None = None) -> None:
         super().__init__()
         self.bias = (weight.new_zeros(len(weight)) if bias is None else bias).view(1, 1, -1)
-        # What the digits count in, over the largest input.
-        units = weight.new_tensor([1 / _DIGIT, 1 / _DIGIT / (2 * _DIGIT)]) * (bound or 1.0)
-        self.bounded, self.down, self.up = bool(bound), units.view(1, 1, 2), 1 / units.view(1, 2, 1)
+        # A unit of each digit, where the largest input is the bound, or 1.
+        units = weight.new_tensor([1 / _DIGIT, 1 / _DIGIT / (2 * _DIGIT)]) * (1.0 if bound is None else bound)
+        self.bounded, self.down, self.up = bound is not None, units.view(1, 1, 2), 1 / units.view(1, 2, 1)
         scale = (weight.abs().amax(dim=1).clamp(min=1e-12) / 127).double()
         zero = torch.zeros(len(weight), dtype=torch.int64)
         with warnings.catch_warnings():
@@ -85,9 +87,11 @@ class Int8Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., I) to (..., O)."""
-        fan_in = x.shape[-1]
+        fan_in, fan_out = x.shape[-1], self.bias.shape[2]
         rows = x.reshape(-1, 1, fan_in)  # (N, 1, I)
         N = rows.shape[0]
+        if N > _MOST:
+            return torch.cat([self.forward(part) for part in torch.split(rows, _MOST)]).view(*x.shape[:-1], fan_out)
         up, down = self.up, self.down
         if not self.bounded:
             largest = rows.abs().amax(dim=2, keepdim=True)  # (N, 1, 1)
@@ -95,11 +99,11 @@ class Int8Linear(nn.Module):
             up, down = up / largest, down * largest
         digits = rows * up  # (N, 2, I)
         first, second = digits.unbind(1)
-        second.sub_(first.round(), alpha=2 * _DIGIT)
-        # Scale 1 and zero point 64: rounds to integers, the first digit as just above.
-        products = self.multiply(digits.view(2 * N, fan_in), 1.0, _DIGIT + 1, self.packed).view(N, 2, -1)
+        # The first digit is rounded here, for good: scale 1 and zero point 64 round only the second.
+        second.sub_(first.round_(), alpha=2 * _DIGIT)
+        products = self.multiply(digits.view(2 * N, fan_in), 1.0, _DIGIT + 1, self.packed).view(N, 2, fan_out)
         y = torch.baddbmm(self.bias, down if N == 1 else down.expand(N, 1, 2), products)  # (N, 1, O)
-        return y if rows.shape == x.shape else y.view(*x.shape[:-1], -1)
+        return y if rows.shape == x.shape else y.view(*x.shape[:-1], fan_out)
 
 
 class DecodingTransformer:
@@ -165,7 +169,7 @@ def lay_out_for_decoding(model: GPT, quantize: str | None = None) -> None:
     """Replace the linear layers of a model on a CPU by faster ones for few tokens; anywhere else, do nothing.
 
     Args:
-        model: changed in place: it can generate and be evaluated, and no longer be trained.
+        model: changed in place, once: it can generate and be evaluated, and no longer be trained.
         quantize: None keeps every number; ``"int8"`` multiplies in 8 bits.
 
     Raises:
@@ -180,11 +184,15 @@ def lay_out_for_decoding(model: GPT, quantize: str | None = None) -> None:
             raise ValueError("--quantize int8 needs FBGEMM, which this build of torch has not; leave it out")
         torch.backends.quantized.engine = "fbgemm"
 
+    assert model.decoding_head is None
+
     def laid_out(weight: Tensor, bias: Tensor | None, norm: nn.LayerNorm | None = None) -> nn.Module:
         weight, bias = weight.detach(), None if bias is None else bias.detach()
         if quantize:
-            return Int8Linear(weight, bias, None if norm is None else _bound(norm))
-        return DecodingLinear(weight, bias)
+            layer: nn.Module = Int8Linear(weight, bias, None if norm is None else _bound(norm))
+        else:
+            layer = DecodingLinear(weight, bias)
+        return layer.eval()  # a new layer is in training mode, and whoever generates would switch it for each token
 
     transformer = model.transformer
     for block in transformer.blocks:
@@ -197,14 +205,19 @@ def lay_out_for_decoding(model: GPT, quantize: str | None = None) -> None:
         ):
             linear = getattr(module, name)
             setattr(module, name, laid_out(linear.weight, linear.bias, norm))
-    model.decoding_head = laid_out(model.head_weight, None, transformer.final_norm)
-    model.eval()  # here and now, or it would be for each token
+    # The head always looks for the largest input: of a diverged model that is no number, and then the logits are none.
+    model.decoding_head = laid_out(model.head_weight, None)
 
 
-def _bound(norm: nn.LayerNorm) -> float:
-    """What no number that a norm puts out exceeds: of E numbers with a variance of 1 none is larger than sqrt(E)."""
+def _bound(norm: nn.LayerNorm) -> float | None:
+    """What no number that a norm puts out exceeds: of E numbers with a variance of 1 none is larger than sqrt(E).
+
+    None where a few large gains make that much larger than a typical number.
+    """
     weight, bias = norm.weight.detach(), norm.bias.detach()
-    return float((weight.abs() * len(weight) ** 0.5 + bias.abs()).max())
+    bound = float((weight.abs() * len(weight) ** 0.5 + bias.abs()).max())
+    typical = float((weight.square() + bias.square()).mean().sqrt())
+    return bound if 0 < bound <= _COARSEST * typical else None
 
 
 def one_token_step(model: GPT) -> Callable[[Tensor, KVCache], Tensor]:

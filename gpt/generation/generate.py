@@ -155,7 +155,7 @@ def stream(
         Pieces of text, in the order in which they become certain.
 
     Raises:
-        ValueError: a seed is out of its range, or the model's logits are not finite.
+        ValueError: a seed is out of its range, or the model has diverged.
     """
     check_seeds(seeds)
     context_length = model.config.context_length

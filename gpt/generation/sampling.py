@@ -52,10 +52,10 @@ class Sampling:
             so_far: ids of the text so far, for the repetition penalty.
 
         Raises:
-            ValueError: a logit is not finite: the model has diverged.
+            ValueError: the largest logit is not finite, or one is no number: the model has diverged.
         """
         logits = logits.float().cpu()
-        if not logits.max().isfinite():  # not a number, if there is one
+        if not logits.max().isfinite():  # the largest is no number if any is none; -inf only means never
             raise ValueError("the model's logits are not finite: it diverged in training; use an earlier checkpoint")
         if self.repetition_penalty != 1.0 and so_far:
             seen = torch.tensor(sorted(set(so_far)))

@@ -106,7 +106,7 @@ class TrainerConfig:
         gradient_clip_val: largest norm of the gradient; 0 does not clip.
         validate_every_steps: steps between validations over the whole split; the last step is always validated.
         log_every_n_steps: steps between points in TensorBoard.
-        compile: compile the transformer with torch.compile (minutes of start-up; pays on a GPU).
+        compile: use torch.compile (a minute or two of start-up); ``auto`` does on a CUDA GPU, where it pays.
         sample_tokens: length of the sample text written at each validation; 0 writes none.
     """
 
@@ -120,7 +120,7 @@ class TrainerConfig:
     gradient_clip_val: float = 1.0
     validate_every_steps: int = 250
     log_every_n_steps: int = 10
-    compile: bool = False
+    compile: bool | Literal["auto"] = "auto"
     sample_tokens: int = 100
 
     def __post_init__(self) -> None:
@@ -369,10 +369,11 @@ def _check_known(key: str, where: str) -> None:
 def _readable(message: str) -> str:
     """Say what jsonargparse says of a wrong value, in this project's words."""
     message = _one_line(message)
-    match = re.fullmatch(r'Parser key "(.+?)": Expected a (?:typing\.)?(.+?)\. Got value: (.+)', message)
+    match = re.fullmatch(r'Parser key "(.+?)": .*?(Expected a .+?)\.? (?:Got value|Given value type: .+): (.+)', message)
     if match is None:
         return message
     key, wanted, got = match.groups()
+    wanted = " or ".join(re.findall(r"Expected a (?:typing\.)?(.+?)(?: - |$)", wanted))
     wanted = re.sub(r"<class '(\w+)'>", r"\1", wanted).replace("Literal", "one of ")
     return f"{key} is {got!r}; it must be {wanted}"
 

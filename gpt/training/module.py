@@ -41,6 +41,7 @@ class GPTModule(L.LightningModule):
         plain = {"model": shape, "tokenizer": manifest.tokenizer, "document_mask": config.data.document_mask}
         self.save_hyperparameters(plain, logger=False)
         self.model = GPT(GPTConfig(**shape))
+        self.compiled_loss = False
         # Of the optimizer step under way: tensors on the device, read by whoever logs, so that no step waits.
         self.train_loss = torch.zeros(())
         self.gradient_norm = torch.zeros(())
@@ -86,7 +87,7 @@ class GPTModule(L.LightningModule):
         self._seed_generators(batch["number"])
         documents = document_ids(batch["inputs"], self._document_eot) if self._document_eot is not None else None
         hidden = self.model.transformer(batch["inputs"], documents)
-        loss_sum = next_token_loss(hidden, self.model.head_weight, batch["targets"])
+        loss_sum = next_token_loss(hidden, self.model.head_weight, batch["targets"], self.compiled_loss)
         share = loss_sum / batch["global_targets"]
         first_of_step = batch["number"] % self.config.accumulation == 0
         self.train_loss = share.detach() if first_of_step else self.train_loss + share.detach()

@@ -7,7 +7,7 @@ import lightning as L
 import torch
 
 from gpt.model.config import GPTConfig
-from gpt.model.loss import CHUNK_LOGITS
+from gpt.model.loss import chunk_logits
 from gpt.model.transformer import GPT
 from gpt.training.config import OptimConfig, RunConfig
 from gpt.training.datamodule import TokenDataModule
@@ -35,7 +35,7 @@ def preflight(
     train_tokens = len(data.train_windows.tokens)
     per_epoch = train_tokens - 1  # the first token is nobody's target
     epochs = options.max_steps * config.tokens_per_step / per_epoch
-    parts = memory_estimate(module.model, config, on_cpu=trainer.strategy.root_device.type == "cpu")
+    parts = memory_estimate(module.model, config, trainer.strategy.root_device)
     lines = [
         f"model: {module.model.num_parameters:,} parameters, {model.num_layers} layers, {model.num_heads} heads, "
         f"d_model {model.d_model}, context {model.context_length}, {manifest.vocab_size} token ids",
@@ -78,26 +78,24 @@ def without_effect(config: RunConfig) -> dict[str, str]:
     return idle
 
 
-def memory_estimate(model: GPT, config: RunConfig, on_cpu: bool) -> dict[str, int]:
+def memory_estimate(model: GPT, config: RunConfig, device: torch.device) -> dict[str, int]:
     """Bytes that training will hold in one process, by what they are for; an estimate for planning.
 
     Args:
         model: the model.
         config: the run's.
-        on_cpu: where some of it is worked out again instead of kept.
+        device: a CPU works some of it out again instead of keeping it, and holds fewer logits at once.
     """
     weights = 4 * model.num_parameters
     averaged_once = sum(p.numel() for n, p in model.named_parameters() if ".blocks." in n and p.ndim >= 2)
     optimizer = 2 * weights - (4 * averaged_once if config.optim.name == "muon" else 0)
+    all_logits = config.data.micro_batch_size * model.config.context_length * model.config.vocab_size
     return {
         "weights": weights,
         "gradients": weights,
         "optimizer": optimizer,
-        "activations": activation_bytes(model.config, config.data.micro_batch_size, on_cpu),
-        "loss": 3
-        * 4
-        * min(CHUNK_LOGITS, config.data.micro_batch_size * model.config.context_length * model.config.vocab_size)
-        + 2 * 4 * model.head_weight.numel(),
+        "activations": activation_bytes(model.config, config.data.micro_batch_size, device.type == "cpu"),
+        "loss": 3 * 4 * min(chunk_logits(device), all_logits) + 2 * 4 * model.head_weight.numel(),
     }
 
 

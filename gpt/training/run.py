@@ -17,6 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.checkpoint import LAST, read_checkpoint
+from gpt.devices import compiler_error
 from gpt.training.callbacks.attention_watch import AttentionWatch
 from gpt.training.callbacks.divergence_guard import DivergedError, DivergenceGuard
 from gpt.training.callbacks.interruption import Interruption
@@ -106,8 +107,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
             save_config(run_dir, resolved(config, run_dir), flags)
             _let_event_files_sort(run_dir)
             log.info("continuing after step %d" if checkpoint else "no checkpoint yet (%d steps): afresh", steps_done)
-        if config.trainer.compile:
-            module.model.transformer.compile()
+        compile_if_it_pays(module, trainer.strategy.root_device)
         try:
             with interruption.handlers():
                 trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
@@ -263,6 +263,21 @@ def choose_precision(config: RunConfig) -> Any:
         return config.trainer.precision
     on_gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
     return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+
+
+def compile_if_it_pays(module: GPTModule, device: torch.device) -> None:
+    """Have training compiled where the config asks for it, or leaves it open and there is a CUDA GPU.
+
+    Evaluation, samples and attention maps go on running eagerly. Where the compiler does not work, that is a warning.
+    """
+    wanted = module.config.trainer.compile
+    if wanted is False or (wanted == "auto" and device.type != "cuda"):
+        return
+    if error := compiler_error(device):
+        log.warning("torch cannot compile for %s, so training is not compiled: %s", device, error)
+        return
+    module.model.transformer.compile()
+    module.compiled_loss = True
 
 
 class _RunLogger(TensorBoardLogger):
