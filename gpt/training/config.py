@@ -369,7 +369,9 @@ def _check_known(key: str, where: str) -> None:
 def _readable(message: str) -> str:
     """Say what jsonargparse says of a wrong value, in this project's words."""
     message = _one_line(message)
-    match = re.fullmatch(r'Parser key "(.+?)": .*?(Expected a .+?)\.? (?:Got value|Given value type: .+): (.+)', message)
+    match = re.fullmatch(
+        r'Parser key "(.+?)": .*?(Expected a .+?)\.? (?:Got value|Given value type: .+): (.+)', message
+    )
     if match is None:
         return message
     key, wanted, got = match.groups()
