@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-_OUR_FOLDERS = (Path(__file__).parent, Path(__file__).parent.parent / "scripts")
+_OURS = Path(__file__).resolve().parent
+_OUR_FOLDERS = (_OURS, _OURS.parent / "scripts")
 
 
 class ArgumentParser(argparse.ArgumentParser):
@@ -49,7 +50,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         print("interrupted", file=sys.stderr)
         return 130
     except (ValueError, OSError) as error:
-        if not isinstance(error, OSError) and not _raised_by_us(error):
+        if not isinstance(error, OSError) and not raised_by_us(error):
             raise
         message = error.strerror if isinstance(error, OSError) and error.filename is None else None
         print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
@@ -69,6 +70,7 @@ def _finite(content: Any) -> Any:
     return None if isinstance(content, float) and not math.isfinite(content) else content
 
 
-def _raised_by_us(error: BaseException) -> bool:
+def raised_by_us(error: BaseException) -> bool:
+    """Whether this project's code raised it, and not a library that it called."""
     raising_file = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
     return any(folder in raising_file.parents for folder in _OUR_FOLDERS)

@@ -42,8 +42,8 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def held(folder: Path, otherwise: str) -> Iterator[None]:
-    """Hold a folder, so that two processes never write to it; and clear away what a kill left half-written.
+def exclusive(folder: Path, otherwise: str) -> Iterator[None]:
+    """Hold a folder, so that two processes never write to it; and clear away what a kill left half-written (*.tmp).
 
     Args:
         folder: must exist.

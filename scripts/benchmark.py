@@ -4,6 +4,7 @@ import importlib.util
 import logging
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,11 +34,7 @@ unit, higher_is_better, must, aim and met ("aim", "must", "no", or "-" where the
 
 def parser() -> ArgumentParser:
     """The command line."""
-    parser = ArgumentParser(
-        prog="benchmark.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+    parser = ArgumentParser(prog="benchmark.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("what", choices=("train", "generate", "data"), help="which benchmark")
     parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows; see below")
     parser.add_argument(
@@ -94,10 +91,7 @@ def _peers(names: list[str]) -> "Peers":
     return Peers(folder, transformers)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run(body, argv)
-
+main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 from gpt.command_line import ArgumentParser, run
@@ -18,10 +19,7 @@ What is written loads by transformers' GPT2LMHeadModel.from_pretrained and AutoT
 
 def parser() -> ArgumentParser:
     """The command line."""
-    parser = ArgumentParser(
-        prog="convert.py",
-        description=DESCRIPTION,
-    )
+    parser = ArgumentParser(prog="convert.py", description=DESCRIPTION)
     directions = parser.add_subparsers(dest="direction", required=True, metavar="from-hf | to-hf")
     inward = directions.add_parser("from-hf", help="into a run folder of ours")
     inward.add_argument("source", metavar="NAME_OR_DIR", help="a name on the Hub, or a folder")
@@ -53,10 +51,7 @@ def body(argv: list[str]) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run(body, argv)
-
+main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,7 @@
 """Evaluate a checkpoint on prepared data. See --help."""
 
 import sys
+from functools import partial
 from pathlib import Path
 
 from gpt.command_line import ArgumentParser, print_json, run
@@ -18,11 +19,7 @@ A model that was trained with data.document_mask is evaluated with it.
 
 def parser() -> ArgumentParser:
     """The command line."""
-    parser = ArgumentParser(
-        prog="evaluate.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+    parser = ArgumentParser(prog="evaluate.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_checkpoint()
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="folder that prepare_data.py wrote")
     parser.add_argument("--split", default="val", help="train or val (default val)")
@@ -78,10 +75,7 @@ def body(argv: list[str]) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run(body, argv)
-
+main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
     sys.exit(main())

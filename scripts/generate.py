@@ -4,6 +4,7 @@ import argparse
 import logging
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,7 @@ _ROWS_AT_ONCE = 32  # of one batch; a row of GPT-2 small takes 72 MB of keys and
 
 def parser() -> ArgumentParser:
     """The command line."""
-    parser = ArgumentParser(
-        prog="generate.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+    parser = ArgumentParser(prog="generate.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_checkpoint()
     add = parser.add_argument
     add("--prompt", nargs="+", default=[], metavar="TEXT", help="texts to continue; default: the start of a text")
@@ -142,10 +139,7 @@ class _Watch:
         )
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run(body, argv)
-
+main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
     sys.exit(main())

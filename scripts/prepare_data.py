@@ -4,6 +4,7 @@ import argparse
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,11 +35,7 @@ keys path, tokenizer, vocab_size, splits (tokens, documents, utf8_bytes, shards)
 
 def parser() -> ArgumentParser:
     """The command line."""
-    parser = ArgumentParser(
-        prog="prepare_data.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+    parser = ArgumentParser(prog="prepare_data.py", description=DESCRIPTION, epilog=EPILOG)
     add = parser.add_argument
     add("sources", nargs="*", metavar="SOURCE", help="where the text is; several are read in the order given")
     add("--output", type=Path, metavar="DIR", help="folder to write, such as data/NAME")
@@ -119,10 +116,7 @@ def _prepare(args: argparse.Namespace) -> "tuple[Path, Manifest, bool]":
     return args.output, *prepare(args.sources, args.output, args.tokenizer or "gpt2", options, reading, chosen)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run(body, argv)
-
+main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
     sys.exit(main())

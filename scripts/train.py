@@ -4,6 +4,7 @@ import logging
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from gpt.command_line import ArgumentParser, print_json, run
@@ -27,12 +28,7 @@ tokens_per_second and seconds.
 
 def parser() -> ArgumentParser:
     """The options beside those of the config."""
-    parser = ArgumentParser(
-        prog="train.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        add_help=False,
-    )
+    parser = ArgumentParser(prog="train.py", description=DESCRIPTION, epilog=EPILOG, add_help=False)
     parser.add_argument("-h", "--help", action="store_true", help="show this and every key of the config, and exit")
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML file, such as configs/quickstart.yaml")
     parser.add_argument("--resume", action="store_true", help="continue the run, exactly; a new one if there is none")
@@ -49,6 +45,7 @@ def body(argv: list[str]) -> int:
         return 0
     if args.config is None:
         raise ValueError("give --config FILE, for example configs/quickstart.yaml")
+    log = logging.getLogger("train")
     found = find_run(args.config, flags) if args.resume else None
     if found is not None:
         run_dir, config, flags = found
@@ -56,7 +53,7 @@ def body(argv: list[str]) -> int:
         config = parse_config(args.config, flags)
         run_dir = new_run_dir(config, args.config.stem)
         if args.resume:
-            logging.getLogger("train").info("there is no run to continue yet: starting %s", run_dir)
+            log.info("there is no run to continue yet: starting %s", run_dir)
 
     # Imported here, since lightning takes seconds: --help and a misspelt key are answered without it.
     from dataclasses import asdict
@@ -66,7 +63,6 @@ def body(argv: list[str]) -> int:
     result = train(config, run_dir, flags, resume=found is not None, check_only=args.check)
     if result is None:  # only checked, or the run's first process speaks for all
         return 0
-    log = logging.getLogger("train")
     log.info(
         "done: %d steps in %.0f s (training alone %s tokens/s), last training loss %.4f, "
         "validation loss %.4f nats (%.4f bits per byte)",
@@ -89,10 +85,7 @@ def body(argv: list[str]) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run(body, argv)
-
+main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,6 +4,7 @@ import logging
 import os
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +30,7 @@ come twice are captured as well: the induction and duplicate-token scores are de
 
 def parser() -> ArgumentParser:
     """The command line."""
-    parser = ArgumentParser(
-        prog="watch_attention.py",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-    )
+    parser = ArgumentParser(prog="watch_attention.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_checkpoint()
     add = parser.add_argument
     add("--prompt", nargs="+", required=True, metavar="TEXT", help="texts to watch")
@@ -137,10 +134,7 @@ def _folder_name(checkpoint: str, step: int) -> str:
     return f"{name}-step{step}" if step else name
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Entry point; returns the exit status."""
-    return run(body, argv)
-
+main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
     sys.exit(main())

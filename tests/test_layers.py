@@ -1,4 +1,4 @@
-"""The house's two rules: a stage imports only stages above it, and lightning lives in training alone."""
+"""The house's two rules: a stage imports only stages above its line, and lightning lives in training alone."""
 
 import ast
 import subprocess
@@ -13,8 +13,7 @@ ROOT = Path(gpt.__file__).parent
 STAGES = [
     {"files", "command_line", "devices"},
     {"tokenizer"},
-    {"data"},
-    {"model"},
+    {"data", "model"},
     {"huggingface"},
     {"checkpoint", "attention_maps", "generation", "evaluation"},
     {"training"},

@@ -13,7 +13,7 @@ import pytest
 from gpt.data.documents import ReadOptions
 from gpt.data.prepare import PrepareOptions, prepare
 from gpt.data.shards import Manifest
-from gpt.files import held
+from gpt.files import exclusive
 from gpt.tokenizer import Tokenizer
 from tests.prepared import contents, ids_of, texts_of
 
@@ -228,7 +228,7 @@ def test_ends_of_text_in_a_row_are_one(tmp_path: Path) -> None:
 def test_two_at_once_do_not_write_to_one_folder(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     (tmp_path / "data").mkdir()
-    with held(tmp_path / "data", "-"), pytest.raises(ValueError, match="another process is writing"):
+    with exclusive(tmp_path / "data", "-"), pytest.raises(ValueError, match="another process is writing"):
         prepare(sources, tmp_path / "data", "bytes")
     prepare(sources, tmp_path / "data", "bytes")
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gpt.checkpoint import read_checkpoint
+from gpt.files import exclusive
 from gpt.training.callbacks.training_log import TrainingLog
 from tests.test_run import events, same_weights, scalars, weights
 
@@ -293,11 +294,9 @@ def test_flags_with_line_breaks_survive(train_tiny: TrainTiny, tmp_path: Path) -
 def test_two_processes_never_write_to_one_folder(
     train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    from gpt.training.run_folder import locked
-
     shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
     (tmp_path / "tiny" / "last.ckpt.tmp").write_bytes(b"half")
-    with locked(tmp_path / "tiny"):
+    with exclusive(tmp_path / "tiny", "-"):
         assert not (tmp_path / "tiny" / "last.ckpt.tmp").exists()
         assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "36") == 2
     assert "another process is training in" in capfd.readouterr().err

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gpt.data.documents import Document
 from gpt.data.prepare import PrepareOptions, prepare
-from gpt.data.split import Plan, key_of, plan, survey, threshold
+from gpt.data.split import Plan, key_of, plan, plan_by_hash_alone, survey
 from tests.prepared import texts_of
 
 
@@ -121,9 +121,11 @@ def test_a_lone_line_is_cut_between_characters() -> None:
 
 
 def test_a_single_reading_goes_by_the_key_alone() -> None:
-    assert threshold(0.25) == Plan(below=2**62, largest=float("inf"))
+    assert plan_by_hash_alone(0.25) == Plan(below=2**62, largest=float("inf"))
     (document,) = _documents(["text"])
-    splits = [next(threshold(0.25).parts(key, 10**12, document))[0] for key in (0, 2**62 - 1, 2**62, 2**64 - 1)]
+    splits = [
+        next(plan_by_hash_alone(0.25).parts(key, 10**12, document))[0] for key in (0, 2**62 - 1, 2**62, 2**64 - 1)
+    ]
     assert splits == ["val", "val", "train", "train"]
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from gpt.data.shards import Manifest, Split, SplitTokens, write_shard
 from gpt.data.windows import (
     IGNORED,
-    CountingSampler,
     TokenWindows,
     TrainingBatches,
     TrainingLoader,
@@ -140,11 +139,6 @@ def test_ranks_and_micro_batches_together_see_the_single_process_batch(
         parts = [rank[step * rank.accumulation + micro] for micro in range(ranks[0].accumulation) for rank in ranks]
         assert [t for part in parts for t in _targets(part)] == _targets(whole[step])
         assert {part["global_targets"] for part in parts} == {len(_targets(whole[step]))}
-
-
-def test_the_sampler_counts_on_from_where_it_is_told() -> None:
-    sampler = iter(CountingSampler(start=41))
-    assert [next(sampler) for _ in range(3)] == [41, 42, 43]
 
 
 @given(

@@ -106,18 +106,7 @@ def loader_rows(folder: Path, megatokens: int) -> list[Row]:
 
 
 def _manifest(shards: list[Shard], total: int) -> Manifest:
-    tokenizer = Tokenizer("gpt2")
-    return Manifest(
-        tokenizer="gpt2",
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        eot_id=tokenizer.eot_id,
-        dtype="uint16",
-        splits={"train": Split(total, 1, total, tuple(shards))},
-        corpus_sha256="",
-        sources=(),
-        options={},
-    )
+    return Manifest.of(Tokenizer("gpt2"), {"train": Split(total, 1, total, tuple(shards))}, "", (), {})
 
 
 ROWS: dict[str, Callable[[Path], list[Row]]] = {

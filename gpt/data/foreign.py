@@ -12,6 +12,7 @@ from gpt.data.shards import (
     MANIFEST_NAME,
     NANOGPT,
     NPY,
+    SPLITS,
     Manifest,
     Shard,
     Split,
@@ -53,9 +54,10 @@ def adopt(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
             f"{folder} is of nanoGPT's character vocabulary (meta.pkl), not of a tokenizer: prepare its text"
         )
     tokenizer = Tokenizer(tokenizer_name)
-    if (folder / MANIFEST_NAME).exists() and Manifest.load(folder).options:
+    existing = Manifest.load(folder) if (folder / MANIFEST_NAME).exists() else None
+    if existing is not None and existing.options:
         raise ValueError(f"{folder} is prepared data already; check it with --verify")
-    paths: dict[str, list[Path]] = {"train": [], "val": []}
+    paths: dict[str, list[Path]] = {split: [] for split in SPLITS}
     for path in token_files(folder):
         splits = [split for split in paths if split in path.stem]
         if len(splits) != 1:
@@ -74,20 +76,11 @@ def adopt(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
     reader = _Reader(tokenizer, layout)
     splits_read = {split: reader.read(files) for split, files in paths.items()}
     shards = [shard for split in splits_read.values() for shard in split.shards]
-    manifest = Manifest(
-        tokenizer=tokenizer.name,
-        tokenizer_sha256=tokenizer.sha256,
-        vocab_size=tokenizer.vocab_size,
-        eot_id=tokenizer.eot_id,
-        dtype=reader.dtype.name,
-        splits=splits_read,
-        corpus_sha256=sha256_of_text("".join(shard.sha256 for shard in shards)),
-        sources=tuple(shard.name for shard in shards),
-        options={},
-        layout=layout,
-    )
-    if (folder / MANIFEST_NAME).exists():
-        if Manifest.load(folder) == manifest:
+    corpus_sha256 = sha256_of_text("".join(shard.sha256 for shard in shards))
+    names = [shard.name for shard in shards]
+    manifest = Manifest.of(tokenizer, splits_read, corpus_sha256, names, options={}, layout=layout)
+    if existing is not None:
+        if existing == manifest:
             return manifest, False
         raise ValueError(f"{folder / MANIFEST_NAME} describes other data or another tokenizer; delete it to replace it")
     manifest.save(folder)

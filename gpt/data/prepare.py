@@ -14,17 +14,16 @@ from numpy.typing import NDArray
 
 from gpt.data.documents import Document, ReadOptions
 from gpt.data.encoding import Piece, encode_pieces
-from gpt.data.shards import MANIFEST_NAME, Manifest, Shard, ShardWriter, Split, SplitTokens, dtype_for
+from gpt.data.shards import MANIFEST_NAME, SPLITS, Manifest, Shard, ShardWriter, Split, SplitTokens, dtype_for
 from gpt.data.sources import HUB, read_documents
-from gpt.data.split import Plan, Survey, key_of, plan, survey, threshold
-from gpt.files import held, sha256_of_text
+from gpt.data.split import Plan, Survey, key_of, plan, plan_by_hash_alone, survey
+from gpt.files import exclusive, sha256_of_text
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 log = logging.getLogger(__name__)
 
 _PROGRESS_SECONDS = 5.0
 _UNFINISHED = ".unfinished"  # marks a folder that an interrupted run has written to
-SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
@@ -93,15 +92,7 @@ def prepare(
         raise ValueError(f"--workers is {workers}; it must be at least 1")
     tokenizer = Tokenizer(tokenizer_name)
     existing = _existing(output)
-    found: Survey | None = None
-    if options.streaming:
-        corpus, chosen = sha256_of_text("\n".join(sources)), threshold(options.val_fraction)
-    else:
-        if any(source.startswith(HUB) and not Path(source.removeprefix(HUB)).is_dir() for source in sources):
-            log.info("the Hub's dataset is read twice, first for its hashes; --streaming reads it once")
-        found = survey(_reported(read_documents(sources, reading)), options.seed)
-        corpus = found.corpus_sha256
-        chosen = plan(found, options.val_fraction, read_documents(sources, reading))
+    corpus, chosen, found = _choose(sources, options, reading)
     described = {**asdict(options), **asdict(reading)}
     if existing is not None:
         _check_same(output, existing, corpus, tokenizer, described)
@@ -109,7 +100,7 @@ def prepare(
             (output / _UNFINISHED).unlink(missing_ok=True)
             return existing, False
     output.mkdir(parents=True, exist_ok=True)
-    with held(output, f"another process is writing to {output}; wait for it, or stop it"):
+    with exclusive(output, f"another process is writing to {output}; wait for it, or stop it"):
         if _existing(output) != existing:  # reading may have taken hours
             raise ValueError(f"another process has written to {output} meanwhile; run this again, or choose another")
         (output / _UNFINISHED).touch()
@@ -124,20 +115,20 @@ def prepare(
                 with suppress(OSError):  # something else has come into it
                     output.rmdir()
             raise
-        manifest = Manifest(
-            tokenizer=tokenizer.name,
-            tokenizer_sha256=tokenizer.sha256,
-            vocab_size=tokenizer.vocab_size,
-            eot_id=tokenizer.eot_id,
-            dtype=dtype_for(tokenizer.vocab_size).name,
-            splits=splits,
-            corpus_sha256=corpus,
-            sources=tuple(sources),
-            options=described,
-        )
+        manifest = Manifest.of(tokenizer, splits, corpus, sources, described)
         manifest.save(output)
         (output / _UNFINISHED).unlink()
     return manifest, True
+
+
+def _choose(sources: list[str], options: PrepareOptions, reading: ReadOptions) -> tuple[str, Plan, Survey | None]:
+    """A hash of the corpus, what is validation, and what a first reading has found, if there was one."""
+    if options.streaming:
+        return sha256_of_text("\n".join(sources)), plan_by_hash_alone(options.val_fraction), None
+    if any(source.startswith(HUB) and not Path(source.removeprefix(HUB)).is_dir() for source in sources):
+        log.info("the Hub's dataset is read twice, first for its hashes; --streaming reads it once")
+    found = survey(_reported(read_documents(sources, reading)), options.seed)
+    return found.corpus_sha256, plan(found, options.val_fraction, read_documents(sources, reading)), found
 
 
 def _existing(output: Path) -> Manifest | None:
@@ -202,7 +193,7 @@ def _write_splits(
     with ExitStack() as stack:
         writers = {name: _SplitWriter(output, name, dtype, options.shard_tokens, tokenizer.eot_id) for name in SPLITS}
         for writer in writers.values():
-            stack.callback(writer.discard)
+            stack.push(writer.leave)
         pieces = _pieces(documents, tokenizer, options, chosen, found)
         for encoded in encode_pieces(pieces, tokenizer, options.special_tokens == "token", workers):
             for name, tokens in encoded.tokens.items():
@@ -286,10 +277,10 @@ class _SplitWriter:
             self._finish_shard()
         return Split(self.tokens, self._documents, self._utf8_bytes, tuple(self._shards))
 
-    def discard(self) -> None:
-        """Leave no shard half-written; complete ones stay."""
+    def leave(self, *exception: Any) -> None:
+        """An ExitStack's callback: an exception leaves no shard half-written; complete ones stay."""
         if self._writer is not None:
-            self._writer.discard()
+            self._writer.leave(*exception)
 
     def _finish_shard(self) -> None:
         assert self._writer is not None

@@ -7,8 +7,8 @@ nanoGPT's and build-nanogpt's, which have no such header, are read where the man
 
 import json
 import struct
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gpt.files import atomic_write, sha256_of_file, sha256_of_text
 from gpt.tokenizer import Tokenizer
 
 MANIFEST_NAME = "manifest.json"
+SPLITS = ("train", "val")
 FORMAT_VERSION = 2
 
 _HEADER_INTS = 256
@@ -36,6 +37,8 @@ def dtype_for(vocab_size: int) -> np.dtype[Any]:
 
 class ShardWriter:
     """Writes a shard as its tokens come: under a temporary name until ``finish``, so a shard is whole or not there.
+
+    Whoever may fail before ``finish`` tells ``leave`` of the exception, and nothing is left of the shard.
 
     Args:
         path: where to.
@@ -62,14 +65,9 @@ class ShardWriter:
         self._stack.close()
         return Shard(self.path.name, self.tokens, sha256_of_file(self.path))
 
-    def discard(self) -> None:
-        """Leave nothing of an unfinished shard."""
-        with suppress(_Discarded), self._stack:
-            raise _Discarded
-
-
-class _Discarded(Exception):  # noqa: N818 (a signal, not an error)
-    pass
+    def leave(self, *exception: Any) -> None:
+        """An ExitStack's callback: see above."""
+        self._stack.__exit__(*exception)
 
 
 def write_shard(path: Path, tokens: NDArray[Any]) -> "Shard":
@@ -208,6 +206,20 @@ class Manifest:
         """Write ``manifest.json``: last of all files, so that its presence means completeness."""
         with atomic_write(folder / MANIFEST_NAME) as file:
             file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @staticmethod
+    def of(
+        tokenizer: Tokenizer,
+        splits: Mapping[str, Split],
+        corpus_sha256: str,
+        sources: Iterable[str],
+        options: Mapping[str, Any],
+        layout: str = LLM_C,
+    ) -> "Manifest":
+        """Describe shards that were made with a tokenizer."""
+        dtype = dtype_for(tokenizer.vocab_size).name
+        known_by = (tokenizer.name, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id)
+        return Manifest(*known_by, dtype, splits, corpus_sha256, tuple(sources), options, layout)
 
     @staticmethod
     def load(folder: Path) -> "Manifest":

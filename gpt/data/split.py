@@ -121,7 +121,7 @@ def plan(found: Survey, val_fraction: float, documents: Iterable[Document]) -> P
     return Plan(below, wanted, key, _find_cut(document, size, missing))
 
 
-def threshold(val_fraction: float) -> Plan:
+def plan_by_hash_alone(val_fraction: float) -> Plan:
     """The plan of a single reading: a fraction of all keys."""
     return Plan(below=int(val_fraction * _KEYS), largest=float("inf"))
 

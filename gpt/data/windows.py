@@ -1,24 +1,26 @@
 """From a split's tokens to batches: windows that cover each token once, in an order that is a pure function.
 
-Nothing here has state. Which windows are in the n-th batch follows from (seed, n) alone, so continuing a run
-means counting on from a number, whatever the number of loader workers or of processes.
+Which windows are in the n-th batch follows from (seed, n) alone, so continuing a run means counting on from a number,
+whatever the number of loader workers or of processes.
 
 Shape letters: B micro-batch, T context_length.
 """
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from typing import Any, TypedDict
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset
 
 from gpt.data.shards import SplitTokens
 
 IGNORED = -100  # a target with this id counts for nothing (PyTorch's own convention)
+
+# Lightning skips a batch when it resumes a loader without a length, so give one that is never reached.
+_ENDLESS = 2**48
 
 
 class Window(TypedDict):
@@ -122,14 +124,15 @@ class TrainingBatches(Dataset[TrainingBatch]):
         self.world_size = world_size
         self.accumulation = global_batch_size // (micro_batch_size * world_size)
 
-        # A step's windows are the same for all of its micro-batches: kept, for speed alone.
-        self._global_batch = lru_cache(maxsize=2)(self._permuted_global_batch)
+        self._step, self._windows_of_step = -1, np.empty(0, dtype=np.int64)
 
     def window_indices(self, step: int) -> NDArray[np.int64]:
         """The windows of a global batch: (global_batch_size,)."""
-        return self._global_batch(step)
+        if step != self._step:  # a step's micro-batches share them: kept, for speed alone
+            self._step, self._windows_of_step = step, self._permuted(step)
+        return self._windows_of_step
 
-    def _permuted_global_batch(self, step: int) -> NDArray[np.int64]:
+    def _permuted(self, step: int) -> NDArray[np.int64]:
         slot, end, parts = step * self.global_batch_size, (step + 1) * self.global_batch_size, []
         while slot < end:  # a batch may straddle epochs
             epoch, position = divmod(slot, len(self.windows))
@@ -151,32 +154,6 @@ class TrainingBatches(Dataset[TrainingBatch]):
             "number": number,
             "global_targets": len(batch) * self.windows.context_length - int((batch == last).sum()) * missing,
         }
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_global_batch"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _global_batch=lru_cache(maxsize=2)(self._permuted_global_batch))
-
-
-class CountingSampler(Sampler[int]):
-    """Micro-batch numbers from a start on, for a run of unknown length.
-
-    Args:
-        start: number of micro-batches that were consumed before.
-    """
-
-    # Lightning skips a batch when it resumes a loader without a length, so give one that is never reached.
-    LENGTH = 2**48
-
-    def __init__(self, start: int = 0) -> None:
-        self.start = start
-
-    def __len__(self) -> int:
-        return self.LENGTH
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.start, self.start + self.LENGTH))
 
 
 class TrainingLoader(DataLoader[TrainingBatch]):
@@ -202,11 +179,11 @@ class TrainingLoader(DataLoader[TrainingBatch]):
         super().__init__(
             batches,
             batch_size=None,  # an item is a whole micro-batch already
-            sampler=CountingSampler(start),
+            sampler=range(start, start + _ENDLESS),
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
             worker_init_fn=worker_init_fn,
-            collate_fn=_as_arrays if num_workers else _as_it_is,  # type: ignore[arg-type]
+            collate_fn=_as_arrays,  # type: ignore[arg-type]
         )
 
     def __iter__(self) -> Iterator[TrainingBatch]:  # type: ignore[override]
@@ -217,10 +194,6 @@ class TrainingLoader(DataLoader[TrainingBatch]):
 
 def _as_arrays(batch: TrainingBatch) -> dict[str, Any]:
     return {**batch, "inputs": batch["inputs"].numpy(), "targets": batch["targets"].numpy()}
-
-
-def _as_it_is(batch: TrainingBatch) -> TrainingBatch:
-    return batch
 
 
 def epoch_permutation(positions: NDArray[np.int64], size: int, seed: int, epoch: int) -> NDArray[np.int64]:

@@ -18,8 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt.data.windows import IGNORED
-
 # Logits held at once, in numbers, whatever V and N are: 32 MiB of float32, or 256 MiB of CUDA's bfloat16.
 CHUNK_LOGITS = 2**23
 CUDA_CHUNK_LOGITS = 2**27
@@ -36,7 +34,7 @@ def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor, compil
     Args:
         hidden: (..., E), float32 or bfloat16.
         head_weight: (V, E).
-        targets: (...), int64; ``IGNORED`` (-100) where there is nothing to predict.
+        targets: (...), int64; negative where there is nothing to predict.
         compiled: whether a GPU may use torch's compiler for the gradients' part; the numbers are the same.
 
     Returns:
@@ -81,7 +79,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
             log_probabilities = _log_softmax(hidden[rows] @ head_weight.T)  # (n, V)
             total += _summed_loss(log_probabilities, targets[rows])
             # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
-            counts = (targets[rows] != IGNORED)[:, None].to(log_probabilities.dtype)
+            counts = (targets[rows] >= 0)[:, None].to(log_probabilities.dtype)
             grad_logits = log_probabilities.exp_().mul_(counts)
             grad_logits.scatter_add_(1, targets[rows].clamp(min=0)[:, None], -counts)
             grad_hidden[rows] = grad_logits @ head_weight
@@ -136,7 +134,7 @@ def _loss_and_gradients(
     logits = (hidden @ padded.T).float()
     columns = torch.arange(len(padded), device=hidden.device)
     log_probabilities = logits.masked_fill(columns >= vocab_size, -torch.inf).log_softmax(dim=-1)
-    hit, counts = columns == targets[:, None], (targets != IGNORED)[:, None]
+    hit, counts = columns == targets[:, None], (targets >= 0)[:, None]
     loss = -torch.where(hit, log_probabilities, 0.0).sum()  # an ignored target hits nothing
     grad_logits = ((log_probabilities.exp() - hit.float()) * counts).to(hidden.dtype)
     return loss, grad_logits @ padded, grad_logits.T @ hidden
@@ -161,4 +159,4 @@ def _log_softmax(logits: Tensor) -> Tensor:
 
 def _summed_loss(log_probabilities: Tensor, targets: Tensor) -> Tensor:
     of_targets = log_probabilities.gather(1, targets.clamp(min=0)[:, None])[:, 0]  # (n,)
-    return -of_targets.masked_fill(targets == IGNORED, 0.0).sum()
+    return -of_targets.masked_fill(targets < 0, 0.0).sum()

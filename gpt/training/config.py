@@ -6,7 +6,7 @@ No heavy import here, so that ``train.py --help`` and a refusal of a misspelt ke
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -259,15 +259,7 @@ class RunConfig:
             file.write(f"{comment}\n{yaml.safe_dump(content, sort_keys=False)}".encode())
 
 
-_SECTIONS: dict[str, type[Any]] = {
-    "model": GPTConfig,
-    "data": DataConfig,
-    "optim": OptimConfig,
-    "trainer": TrainerConfig,
-    "checkpoint": CheckpointConfig,
-    "guard": GuardConfig,
-    "attention_maps": AttentionMapsConfig,
-}
+_SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
 # The vocabulary comes with the data, so it is no option.
 _SKIPPED = {"model": {"vocab_size"}}
 
@@ -286,10 +278,16 @@ def config_parser() -> ArgumentParser:
 
 def config_keys() -> list[str]:
     """Every key of the config, as ``section.field`` or, outside the sections, ``field``."""
-    keys = [field.name for field in fields(RunConfig) if field.name not in _SECTIONS]
-    for name, section in _SECTIONS.items():
-        keys += [f"{name}.{field.name}" for field in fields(section) if field.name not in _SKIPPED.get(name, set())]
-    return keys
+    return [key for key in flat(asdict(RunConfig())) if key != "model.vocab_size"]
+
+
+def flat(config: Mapping[Any, Any]) -> dict[str, Any]:
+    """A mapping of sections to their keys as one of ``section.key``; what is in no section stays as it is."""
+    flattened: dict[str, Any] = {}
+    for name, value in config.items():
+        keys = {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
+        flattened.update(keys)
+    return flattened
 
 
 def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
@@ -304,7 +302,7 @@ def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
     """
     parser = config_parser()
     content = _read_yaml(config_file)
-    for key in _leaf_keys(content):
+    for key in flat(content):
         _check_known(key, str(config_file))
     for flag in flags:
         if flag.startswith("--"):
@@ -342,14 +340,6 @@ class _StrictLoader(yaml.SafeLoader):
         if len(mapping) < len(node.value):
             raise yaml.constructor.ConstructorError(None, None, "a key is given twice", node.start_mark)
         return mapping
-
-
-def _leaf_keys(content: Mapping[Any, Any], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for key, value in content.items():
-        nested = isinstance(value, dict) and not prefix
-        keys += _leaf_keys(value, f"{key}.") if nested else [f"{prefix}{key}"]
-    return keys
 
 
 def _check_known(key: str, where: str) -> None:

@@ -54,18 +54,13 @@ class GPTModule(L.LightningModule):
         self._document_eot = manifest.eot_id if config.data.document_mask else None
         self._val_totals = LossTotals()
 
-    @property
-    def steps_done(self) -> int:
-        """Optimizer steps taken so far."""
-        return self.trainer.global_step
-
     def ends_step(self, batch: TrainingBatch) -> bool:
         """Whether the micro-batch completes an optimizer step, rather than lie in the middle of an accumulation."""
         return (batch["number"] + 1) % self.config.accumulation == 0
 
     def log_is_due(self) -> bool:
         """Whether the step just done is one that is logged: the only ones at which anybody asks the device."""
-        step, options = self.steps_done, self.config.trainer
+        step, options = self.global_step, self.config.trainer
         return step in (1, options.max_steps) or step % options.log_every_n_steps == 0
 
     def on_train_start(self) -> None:
@@ -107,7 +102,7 @@ class GPTModule(L.LightningModule):
         """Put the whole split's loss into measures, over all ranks."""
         totals = self._val_totals.totals().to(self.device if self.trainer.world_size > 1 else "cpu")
         nats, tokens = self.trainer.strategy.reduce(totals, reduce_op="sum").tolist()
-        self.evaluated_step = self.steps_done
+        self.evaluated_step = self.global_step
         self.evaluation = Evaluation.from_totals(nats, int(tokens), self.manifest.splits["val"].utf8_bytes)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
@@ -132,13 +127,13 @@ class GPTModule(L.LightningModule):
         # The norm tells for all: a loss that is not finite has gradients that are not, on every rank.
         bad = (~self.gradient_norm.isfinite()).float()
         optimizer.found_inf = bad  # type: ignore[attr-defined]
-        this_step = torch.full_like(bad, self.steps_done + 1)
+        this_step = torch.full_like(bad, self.global_step + 1)
         self.first_skipped_step = torch.where((bad > 0) & (self.skipped_steps == 0), this_step, self.first_skipped_step)
         self.skipped_steps = self.skipped_steps + bad
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Say what the file is and where it comes from, in plain values."""
-        evaluation = self.evaluation if self.evaluated_step == self.steps_done else None
+        evaluation = self.evaluation if self.evaluated_step == self.global_step else None
         checkpoint["format_version"] = FORMAT_VERSION
         checkpoint["skipped_steps"] = [int(self.skipped_steps), int(self.first_skipped_step)]
         checkpoint["provenance"] = {

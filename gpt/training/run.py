@@ -4,7 +4,7 @@ import logging
 import os
 import time
 import warnings
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.checkpoint import LAST, read_checkpoint
 from gpt.devices import compiler_error
+from gpt.files import exclusive
 from gpt.training.callbacks.attention_watch import AttentionWatch
 from gpt.training.callbacks.divergence_guard import DivergedError, DivergenceGuard
 from gpt.training.callbacks.interruption import Interruption
@@ -31,7 +32,7 @@ from gpt.training.initial_weights import initialise
 from gpt.training.memory import keep_memory
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
-from gpt.training.run_folder import is_first_process, locked, make_run_dir, save_config
+from gpt.training.run_folder import is_first_process, make_run_dir, save_config
 
 log = logging.getLogger(__name__)
 
@@ -84,17 +85,21 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
-    training_log, samples = TrainingLog(), SampleTexts(data.tokenizer, config.trainer.sample_tokens)
     checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
+    steps_done = 0
     if checkpoint is None:
         initialise(module.model, config, data.tokenizer)
-    steps_done = 0
-    if checkpoint is not None:
+    else:
         content = _read_own_checkpoint(checkpoint, data)
         steps_done = int(content["global_step"])
         if steps_done >= config.trainer.max_steps:
             return _finished(run_dir, content) if is_first_process() else None
-    interruption, callbacks = build_callbacks(config, data, run_dir, training_log, samples)
+    training_log, samples = TrainingLog(), SampleTexts(data.tokenizer, config.trainer.sample_tokens)
+    checkpoints = RunCheckpoints(run_dir, config.checkpoint.keep_last)
+    interruption = Interruption(checkpoints)
+    watch = [AttentionWatch(data)] if config.attention_maps.enabled else []
+    # In the order in which they act after a step.
+    callbacks = [training_log, samples, *watch, DivergenceGuard(), checkpoints, interruption]
     trainer = build_trainer(config, run_dir, callbacks, first_step=steps_done + 1 if checkpoint else 0)
     if trainer.is_global_zero:
         preflight(config, module, data, trainer, run_dir, flags)
@@ -102,20 +107,16 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         return None
     if trainer.is_global_zero and not resume:
         make_run_dir(run_dir, resolved(config, run_dir), flags)
-    with locked(run_dir) if trainer.is_global_zero else nullcontext():
+    with ExitStack() as stack:
+        if trainer.is_global_zero:
+            held_elsewhere = f"another process is training in {run_dir}; wait for it, or stop it"
+            stack.enter_context(exclusive(run_dir, held_elsewhere))
         if trainer.is_global_zero and resume:
             save_config(run_dir, resolved(config, run_dir), flags)
             _let_event_files_sort(run_dir)
             log.info("continuing after step %d" if checkpoint else "no checkpoint yet (%d steps): afresh", steps_done)
-        compile_if_it_pays(module, trainer.strategy.root_device)
-        try:
-            with interruption.handlers():
-                trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-        except ValueError as error:
-            raise _without_the_workers_traceback(error) from None
-        except DivergedError as error:
-            log.error("error: %s", error)
-            raise SystemExit(1 if trainer.is_global_zero else 0) from None
+        stack.enter_context(interruption.handlers())
+        _fit(trainer, module, data, checkpoint)
     if not trainer.is_global_zero:
         return None
     if samples.text:
@@ -130,6 +131,17 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         tokens_per_second=training_log.tokens_per_second,
         seconds=time.monotonic() - started,
     )
+
+
+def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoint: Path | None) -> None:
+    compile_if_it_pays(module, trainer.strategy.root_device)
+    try:
+        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
+    except ValueError as error:
+        raise _without_the_workers_traceback(error) from None
+    except DivergedError as error:
+        log.error("error: %s", error)
+        raise SystemExit(1 if trainer.is_global_zero else 0) from None
 
 
 def _without_the_workers_traceback(error: ValueError) -> ValueError:
@@ -191,20 +203,6 @@ def _let_event_files_sort(run_dir: Path) -> None:
         log.warning("the clock is behind the events in %s: TensorBoard may not show what this run adds", run_dir)
     elif seconds:
         time.sleep(max(0.0, max(seconds) + 1 - time.time()))
-
-
-def build_callbacks(
-    config: RunConfig, data: TokenDataModule, run_dir: Path, training_log: TrainingLog, samples: SampleTexts
-) -> tuple[Interruption, list[L.Callback]]:
-    """Everything that happens beside a step, in the order in which it happens; the interruption once more."""
-    callbacks: list[L.Callback] = [training_log]
-    if config.trainer.sample_tokens:
-        callbacks.append(samples)
-    if config.attention_maps.enabled:
-        callbacks.append(AttentionWatch(data))
-    checkpoints = RunCheckpoints(run_dir, config.checkpoint.keep_last)
-    interruption = Interruption(checkpoints)
-    return interruption, [*callbacks, DivergenceGuard(), checkpoints, interruption]
 
 
 def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback], first_step: int) -> L.Trainer:

@@ -7,14 +7,10 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
-from gpt.files import held
-from gpt.training.config import RunConfig, parse_config
+from gpt.training.config import RunConfig, flat, parse_config
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +111,7 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
     asked = replace(asked, run_name=asked.run_name or saved.run_name, checkpoints_dir=str(run_dir.parent))
     if asked.trainer.precision == "auto":
         asked = replace(asked, trainer=replace(asked.trainer, precision=saved.trainer.precision))
-    before, after = _leaves(saved), _leaves(asked)
+    before, after = flat(asdict(saved)), flat(asdict(asked))
     for key in before:
         if before[key] != after[key] and key not in CHANGEABLE:
             raise ValueError(
@@ -161,17 +157,6 @@ def save_config(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
     config.save(run_dir / CONFIG_NAME, comment=_STARTED_WITH + json.dumps(flags))
 
 
-@contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
-    """Hold a run's folder, so that two processes never write to it; and clear away what a kill left half-written.
-
-    Raises:
-        ValueError: another process holds it.
-    """
-    with held(run_dir, f"another process is training in {run_dir}; wait for it, or stop it"):
-        yield
-
-
 def _latest(parent: Path, run_name: str | None, default_name: str) -> Path:
     """The run of that name, or the last of the default names, counted."""
     if run_name is not None:
@@ -195,15 +180,6 @@ def _started_with(config_file: Path) -> list[str] | None:
         return [str(flag) for flag in json.loads(first_line.removeprefix(_STARTED_WITH))]
     except (json.JSONDecodeError, TypeError):
         raise ValueError(f"the first line of {config_file} is damaged; it must list the flags of the run") from None
-
-
-def _leaves(config: RunConfig) -> dict[str, Any]:
-    leaves: dict[str, Any] = {}
-    for name, value in asdict(config).items():
-        leaves.update(
-            {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
-        )
-    return leaves
 
 
 def is_first_process() -> bool:

@@ -1,18 +1,17 @@
 """Attention maps of two probes while the model trains, for TensorBoard's Attention tab."""
 
-from typing import Any
-
 import lightning as L
 
 from gpt.attention_maps.capture import capture_attention
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe
 from gpt.attention_maps.writer import Capture, write_captures
 from gpt.training.callbacks.divergence_guard import DivergedError
+from gpt.training.callbacks.step_callback import StepCallback
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 
 
-class AttentionWatch(L.Callback):
+class AttentionWatch(StepCallback):
     """Captures how every head attends, without a trace in the training.
 
     The text probe is the user's. The other one, random tokens twice over, is what induction and duplicate-token
@@ -42,16 +41,13 @@ class AttentionWatch(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Capture the model as it starts."""
         assert isinstance(pl_module, GPTModule)
-        if pl_module.steps_done == 0:
+        if trainer.global_step == 0:
             self._capture(trainer, pl_module)
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
         """Capture after the steps that are due."""
-        assert isinstance(pl_module, GPTModule)
-        if pl_module.ends_step(batch) and pl_module.steps_done in self._due:
-            self._capture(trainer, pl_module, is_last=pl_module.steps_done == self._max_steps)
+        if trainer.global_step in self._due:
+            self._capture(trainer, module, is_last=trainer.global_step == self._max_steps)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Capture where the run ends early, by a time limit."""
@@ -64,13 +60,13 @@ class AttentionWatch(L.Callback):
 
     def _capture_early_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, GPTModule)
-        if self._captured_step != module.steps_done:  # of a step that is written twice TensorBoard shows one
+        if self._captured_step != trainer.global_step:  # of a step that is written twice TensorBoard shows one
             self._capture(trainer, module, is_last=True)
 
     def _capture(self, trainer: L.Trainer, module: GPTModule, is_last: bool = False) -> None:
         if not trainer.is_global_zero or trainer.logger is None:
             return
-        step = self._captured_step = module.steps_done
+        step = self._captured_step = trainer.global_step
         board = trainer.logger.experiment  # type: ignore[attr-defined]
         probes = [probe for probe in (self.random, self.text) if probe is not None]
         captured = capture_attention(module.model, [probe.token_ids for probe in probes])

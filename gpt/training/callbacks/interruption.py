@@ -1,20 +1,19 @@
 """SIGTERM, Ctrl-C and max_time: finish the step, save, say where, leave."""
 
-import contextlib
 import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Checkpoint
 
 from gpt.training.callbacks.run_checkpoints import RunCheckpoints
+from gpt.training.callbacks.step_callback import StepCallback
 from gpt.training.module import GPTModule
 
 log = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ _TIME_IS_UP = 1  # as a reason to stop, beside the signals' numbers (SIGINT is 2
 _DOUBLE_SECONDS = 0.5  # "timeout -s INT" signals a process and then its group: one request, two signals
 
 
-class Interruption(Checkpoint):
+class Interruption(StepCallback, Checkpoint):
     """Ends a run early and loses nothing.
 
     A signal only sets a flag. The optimizer step under way, or the validation that it makes due, is finished and
@@ -58,14 +57,9 @@ class Interruption(Checkpoint):
         signal.signal(signal.SIGTERM, self._note)
         trainer._signal_connector.received_sigterm = False  # ours has noted it, too
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
         """Stop here, if there is a reason and no validation is due."""
-        assert isinstance(pl_module, GPTModule)
-        if not pl_module.ends_step(batch):
-            return
-        options, step = pl_module.config.trainer, pl_module.steps_done
+        options, step = module.config.trainer, trainer.global_step
         if options.max_seconds is not None and time.monotonic() - self._started > options.max_seconds:
             self._reason = max(self._reason, _TIME_IS_UP)
         self._agree(trainer)
@@ -93,7 +87,7 @@ class Interruption(Checkpoint):
             self._first_interrupt = self._first_interrupt or now
         self._reason = max(self._reason, number)
         # Not print or logging: the signal may have come in the middle of one, or the pipe may be gone with it.
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.write(2, b"\nstopping once the step under way is done and saved\n")
 
     def _agree(self, trainer: L.Trainer) -> None:

@@ -10,10 +10,11 @@ from lightning.pytorch.callbacks import Checkpoint
 
 from gpt.checkpoint import BEST, LAST
 from gpt.files import atomic_write, sync_folder
+from gpt.training.callbacks.step_callback import StepCallback
 from gpt.training.module import GPTModule
 
 
-class RunCheckpoints(Checkpoint):
+class RunCheckpoints(StepCallback, Checkpoint):
     """Saves ``last.ckpt`` at intervals and after each validation, and keeps the best validated one as ``best.ckpt``.
 
     The last step of a run is always validated and saved, whatever the intervals. Saving waits for a validation
@@ -37,14 +38,9 @@ class RunCheckpoints(Checkpoint):
         """Continue."""
         self.best_loss = state_dict["best_loss"]
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
         """Save if that is due and no validation is."""
-        assert isinstance(pl_module, GPTModule)
-        if not pl_module.ends_step(batch):
-            return
-        step, config = trainer.global_step, pl_module.config
+        step, config = trainer.global_step, module.config
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate, which saves
         elif step % config.trainer.validate_every_steps != 0 and step % config.checkpoint.every_steps == 0:

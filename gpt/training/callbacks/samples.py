@@ -19,7 +19,7 @@ class SampleTexts(L.Callback):
 
     Args:
         tokenizer: the run's.
-        max_new_tokens: length of a sample.
+        max_new_tokens: length of a sample; 0 writes none.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_new_tokens: int) -> None:
@@ -30,7 +30,7 @@ class SampleTexts(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Generate and log."""
         assert isinstance(pl_module, GPTModule)
-        if not trainer.is_global_zero:
+        if not trainer.is_global_zero or self.max_new_tokens == 0:
             return
         try:
             request = Request(self.max_new_tokens, _SAMPLING)
@@ -41,4 +41,4 @@ class SampleTexts(L.Callback):
         self.text = continuation.text
         # Indented by four spaces it is a code block to the tab's Markdown: line ends and symbols stay as they are.
         markdown = "\n".join(f"    {line}" for line in self.text.splitlines())
-        trainer.logger.experiment.add_text("sample", markdown, pl_module.steps_done)  # type: ignore[union-attr]
+        trainer.logger.experiment.add_text("sample", markdown, trainer.global_step)  # type: ignore[union-attr]

@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from tqdm import tqdm
 
+from gpt.training.callbacks.step_callback import StepCallback
 from gpt.training.module import GPTModule
 from gpt.training.optim import learning_rate_factor
 
@@ -16,7 +17,7 @@ log = logging.getLogger(__name__)
 _LINE_SECONDS = 10.0  # without a terminal: a line at most this often
 
 
-class TrainingLog(L.Callback):
+class TrainingLog(StepCallback):
     """Writes scalars when they are due, and only then asks the device for them.
 
     In a terminal there is a bar with loss, tokens per second and the time left; elsewhere a line now and then.
@@ -42,7 +43,7 @@ class TrainingLog(L.Callback):
         assert isinstance(pl_module, GPTModule)
         self._tokens_per_step = pl_module.config.tokens_per_step
         if trainer.is_global_zero and sys.stderr.isatty():
-            self._bar = tqdm(total=trainer.max_steps, initial=pl_module.steps_done, unit="step", dynamic_ncols=True)
+            self._bar = tqdm(total=trainer.max_steps, initial=trainer.global_step, unit="step", dynamic_ncols=True)
         self._next_line = time.monotonic()
 
     def on_train_batch_start(
@@ -52,25 +53,19 @@ class TrainingLog(L.Callback):
         if self._resumed_at is None:
             self._resumed_at = time.monotonic()
 
-    def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """Log after an optimizer step, if that is due."""
-        assert isinstance(pl_module, GPTModule)
-        if not pl_module.ends_step(batch):
-            return
-        step = pl_module.steps_done
+    def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
+        """Log, if that is due."""
         self._training_steps += 1
         if self._bar is not None:
             self._bar.update()
-        if pl_module.log_is_due():
-            self._log(trainer, pl_module, step, to_board=True)
+        if module.log_is_due():
+            self._log(trainer, module, trainer.global_step, to_board=True)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Log the step, if it was not one to be logged, and stop the clock."""
         assert isinstance(pl_module, GPTModule)
-        if self._logged_step != pl_module.steps_done:
-            self._log(trainer, pl_module, pl_module.steps_done, to_board=False)
+        if self._logged_step != trainer.global_step:
+            self._log(trainer, pl_module, trainer.global_step, to_board=False)
         if self._resumed_at is not None:
             self._training_seconds += time.monotonic() - self._resumed_at
             self._resumed_at = None
@@ -83,10 +78,10 @@ class TrainingLog(L.Callback):
         if trainer.logger is not None:
             names = ("loss_nats", "perplexity", "bits_per_byte")
             metrics = {f"val/{name}": getattr(evaluation, name) for name in names}
-            trainer.logger.log_metrics(metrics, step=pl_module.steps_done)
+            trainer.logger.log_metrics(metrics, step=trainer.global_step)
         if trainer.is_global_zero:
             self._say(
-                f"step {pl_module.steps_done}: validation loss {evaluation.loss_nats:.4f} nats, "
+                f"step {trainer.global_step}: validation loss {evaluation.loss_nats:.4f} nats, "
                 f"perplexity {evaluation.perplexity:.2f}, {evaluation.bits_per_byte:.4f} bits per byte"
             )
 
