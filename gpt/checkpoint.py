@@ -17,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gpt.files import atomic_write
-from gpt.huggingface import is_folder, read_pretrained
+from gpt.huggingface import is_pretrained_folder, read_pretrained
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
@@ -120,7 +120,7 @@ class _NoInitialisation(TorchFunctionMode):
 def is_huggingface(path: str | Path) -> bool:
     """Whether a path is a folder of Hugging Face's, or is nothing here and looks like a name on its Hub."""
     here = Path(path)
-    return is_folder(here) or (not here.exists() and _HUB_NAME.fullmatch(str(path)) is not None)
+    return is_pretrained_folder(here) or (not here.exists() and _HUB_NAME.fullmatch(str(path)) is not None)
 
 
 def write_model(path: Path, config: GPTConfig, weights: Mapping[str, torch.Tensor], tokenizer: Tokenizer) -> None:

@@ -56,8 +56,7 @@ class LossTotals:
 
     def add(self, model: GPT, batch: Window) -> None:
         """Add the summed loss of a batch: inputs and targets (B, T), int64, on the model's device."""
-        documents = document_ids(batch["inputs"], self._document_eot) if self._document_eot is not None else None
-        hidden = model.transformer(batch["inputs"], documents)
+        hidden = model.transformer(batch["inputs"], document_ids(batch["inputs"], self._document_eot))
         self._losses.append(loss_without_gradients(model.logits, model.config.vocab_size, hidden, batch["targets"]))
         self._counts.append((batch["targets"] != IGNORED).sum())
 

@@ -166,7 +166,7 @@ def _config_to_gpt2(config: GPTConfig, tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def is_folder(path: Path) -> bool:
+def is_pretrained_folder(path: Path) -> bool:
     """Whether a path is a folder as Hugging Face writes it."""
     return (path / CONFIG).is_file()
 
@@ -184,7 +184,7 @@ def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], 
         ValueError: it cannot be had, is damaged, or is not a GPT-2 that is computed here.
     """
     folder = Path(name_or_folder)
-    if not is_folder(folder):
+    if not is_pretrained_folder(folder):
         folder = _download(name_or_folder)
     try:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))

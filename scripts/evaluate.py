@@ -50,7 +50,7 @@ def body(argv: list[str]) -> int:
     from torch.utils.data import DataLoader
 
     from gpt.checkpoint import load_model, trained_with_document_mask
-    from gpt.data.shards import Manifest, SplitTokens
+    from gpt.data.manifest import Manifest, SplitTokens
     from gpt.data.windows import TokenWindows
     from gpt.devices import choose_device
     from gpt.evaluation import evaluate

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpt.command_line import ArgumentParser, print_json, run
 
 if TYPE_CHECKING:
-    from gpt.data.shards import Manifest
+    from gpt.data.manifest import Manifest
 
 DESCRIPTION = """\
 Encode text and write it to a folder as token shards with a manifest, split into train and val.
@@ -71,7 +71,7 @@ def body(argv: list[str]) -> int:
     # Imported here so that --help answers at once.
     from dataclasses import asdict
 
-    from gpt.data.shards import verify
+    from gpt.data.manifest import verify
 
     log = logging.getLogger("prepare_data")
     if args.verify:

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from gpt.command_line import ArgumentParser, print_json, run
-from gpt.training.config import config_parser, parse_config
+from gpt.training.config_parser import config_parser, parse_config
 from gpt.training.run_folder import find_run, new_run_dir
 
 DESCRIPTION = """\

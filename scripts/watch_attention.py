@@ -109,7 +109,7 @@ def _id_weights(checkpoint: str, tokenizer: "Tokenizer") -> "NDArray[Any]":
     import numpy as np
     import yaml
 
-    from gpt.data.shards import Manifest, SplitTokens
+    from gpt.data.manifest import Manifest, SplitTokens
 
     path = Path(checkpoint)
     config = (path if path.is_dir() else path.parent) / "config.yaml"

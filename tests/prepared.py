@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.manifest import Manifest, SplitTokens
 from gpt.tokenizer import Tokenizer
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpt.training.config import RunConfig, config_keys, parse_config
+from gpt.training.config import RunConfig
+from gpt.training.config_parser import config_keys, parse_config
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 

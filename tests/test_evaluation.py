@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from gpt.checkpoint import load_model
-from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows
 from gpt.evaluation import Evaluation, evaluate
 from gpt.generation.decode_weights import DecodingLinear, lay_out_for_decoding

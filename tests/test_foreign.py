@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from gpt.data.foreign import adopt
-from gpt.data.shards import Manifest, verify, write_shard
+from gpt.data.manifest import Manifest, verify
+from gpt.data.token_files import write_shard
 from gpt.tokenizer import Tokenizer
 from tests.prepared import ids_of, texts_of
 

@@ -62,7 +62,7 @@ def test_nothing_imports_the_primer() -> None:
     "module,unwanted",
     [
         ("gpt", ["torch", "numpy", "lightning"]),
-        ("gpt.training.config", ["torch", "lightning"]),
+        ("gpt.training.config_parser", ["torch", "lightning"]),
         ("gpt.generation.generate", ["lightning"]),
         ("gpt.checkpoint", ["lightning"]),
     ],

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import IGNORED, TokenWindows, TrainingBatches
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss

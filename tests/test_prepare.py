@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpt.data.documents import ReadOptions
+from gpt.data.manifest import Manifest
 from gpt.data.prepare import PrepareOptions, prepare
-from gpt.data.shards import Manifest
 from gpt.files import exclusive
 from gpt.tokenizer import Tokenizer
 from tests.prepared import contents, ids_of, texts_of

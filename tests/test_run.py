@@ -17,7 +17,7 @@ import yaml
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt.checkpoint import read_checkpoint
-from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import IGNORED, TokenWindows, epoch_permutation
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT

@@ -8,7 +8,8 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from gpt.data.shards import Manifest, Split, SplitTokens, write_shard
+from gpt.data.manifest import Manifest, SplitTokens
+from gpt.data.token_files import Split, write_shard
 from gpt.data.windows import (
     IGNORED,
     TokenWindows,

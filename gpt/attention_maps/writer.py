@@ -1,7 +1,6 @@
 """Attention maps and head scores into TensorBoard's event files."""
 
 import io
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from gpt.attention_maps import event_format
 from gpt.attention_maps.capture import Attention
+from gpt.attention_maps.event_format import Scores
 from gpt.attention_maps.head_metrics import head_metrics
 from gpt.attention_maps.images import grid_picture, scores_picture
 from gpt.attention_maps.probes import Probe
@@ -30,8 +30,6 @@ _SUMMARIES = {
     "distance": ("mean",),
     "max_logit": ("max",),
 }
-
-Scores = Mapping[str, NDArray[np.float32]]
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ import numpy as np
 
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
 from gpt.data.documents import ReadOptions
-from gpt.data.shards import Manifest, Shard, Split, SplitTokens, write_shard
+from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.sources import PYDOCS, read_documents
+from gpt.data.token_files import Shard, Split, write_shard
 from gpt.data.windows import TokenWindows, TrainingBatches, TrainingLoader
 from gpt.tokenizer import Tokenizer
 

@@ -13,13 +13,13 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt.benchmark.protocol import Row, alternate, ratio_row
+from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.prepare import prepare
-from gpt.data.shards import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows, TrainingBatches, TrainingLoader
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
-from gpt.training.config import parse_config
+from gpt.training.config_parser import parse_config
 from gpt.training.memory import keep_memory
 from gpt.training.optim import build_optimizer
 

@@ -7,19 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.shards import (
-    LLM_C,
-    MANIFEST_NAME,
-    NANOGPT,
-    NPY,
-    SPLITS,
-    Manifest,
-    Shard,
-    Split,
-    dtype_for,
-    layout_of,
-    open_shard,
-)
+from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest
+from gpt.data.token_files import LLM_C, NANOGPT, NPY, Shard, Split, dtype_for, layout_of, open_shard
 from gpt.files import sha256_of_file, sha256_of_text
 from gpt.tokenizer import Tokenizer
 

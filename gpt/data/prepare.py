@@ -9,14 +9,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from gpt.data.documents import Document, ReadOptions
 from gpt.data.encoding import Piece, encode_pieces
-from gpt.data.shards import MANIFEST_NAME, SPLITS, Manifest, Shard, ShardWriter, Split, SplitTokens, dtype_for
+from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SplitTokens
 from gpt.data.sources import HUB, read_documents
 from gpt.data.split import Plan, Survey, key_of, plan, plan_by_hash_alone, survey
+from gpt.data.token_files import Split, SplitWriter, dtype_for
 from gpt.files import exclusive, sha256_of_text
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -191,7 +189,7 @@ def _write_splits(
     dtype = dtype_for(tokenizer.vocab_size)
     progress = _Progress(found.utf8_bytes if found else None)
     with ExitStack() as stack:
-        writers = {name: _SplitWriter(output, name, dtype, options.shard_tokens, tokenizer.eot_id) for name in SPLITS}
+        writers = {name: SplitWriter(output, name, dtype, options.shard_tokens, tokenizer.eot_id) for name in SPLITS}
         for writer in writers.values():
             stack.push(writer.leave)
         pieces = _pieces(documents, tokenizer, options, chosen, found)
@@ -239,53 +237,6 @@ def _pieces(
             raise ValueError(f"{document.name} changed while it was read; run this again")
     if found is not None and number + 1 != len(found.keys):
         raise ValueError("the sources changed while they were read; run this again")
-
-
-class _SplitWriter:
-    """Writes a split's tokens, and begins another shard whenever one is full."""
-
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, eot_id: int) -> None:
-        self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
-        self._eot_id = eot_id
-        self._documents = self._utf8_bytes = self.tokens = 0
-        self._ends_with_eot = False
-        self._shards: list[Shard] = []
-        self._writer: ShardWriter | None = None
-
-    def add(self, tokens: NDArray[np.uint32], utf8_bytes: int) -> None:
-        """Add (n,) ids; of two ends of text in a row, one."""
-        if self._ends_with_eot and tokens[0] == self._eot_id:
-            tokens = tokens[1:]
-        if len(tokens):
-            self._ends_with_eot = bool(tokens[-1] == self._eot_id)
-        self._documents += int((tokens == self._eot_id).sum())
-        self._utf8_bytes += utf8_bytes
-        self.tokens += len(tokens)
-        while len(tokens):
-            if self._writer is None:
-                path = self._folder / f"{self._split}_{len(self._shards):06d}.bin"
-                self._writer = ShardWriter(path, self._dtype)
-            room = self._shard_tokens - self._writer.tokens
-            self._writer.write(tokens[:room])
-            tokens = tokens[room:]
-            if self._writer.tokens == self._shard_tokens:
-                self._finish_shard()
-
-    def finish(self) -> Split:
-        """Complete the last shard and sum up."""
-        if self._writer is not None:
-            self._finish_shard()
-        return Split(self.tokens, self._documents, self._utf8_bytes, tuple(self._shards))
-
-    def leave(self, *exception: Any) -> None:
-        """An ExitStack's callback: an exception leaves no shard half-written; complete ones stay."""
-        if self._writer is not None:
-            self._writer.leave(*exception)
-
-    def _finish_shard(self) -> None:
-        assert self._writer is not None
-        self._shards.append(self._writer.finish())
-        self._writer = None
 
 
 class _Progress:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt.command_line import raised_by_us
 from gpt.data.documents import (
     DEFAULT_SPLIT,
     Document,
@@ -36,10 +37,8 @@ def json_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
     beginning = next(chunks, "")
     chunks = itertools.chain([beginning], chunks)
     if beginning.lstrip().startswith("["):
-        rows = _parse("".join(chunks), str(path))
-        names = (f"{path}, row {number}" for number in itertools.count(1))
-        for name, row in zip(names, rows, strict=False):
-            yield _of_object(name, row, options)
+        for number, row in enumerate(_parse("".join(chunks), str(path)), start=1):
+            yield _of_object(f"{path}, row {number}", row, options)
         return
     lines = _lines(chunks)
     if base_suffix(path) == ".json":  # an object over several lines
@@ -139,7 +138,7 @@ def dataset_documents(name: str, options: ReadOptions) -> Iterator[Document]:
         tables = iter(rows.with_format("arrow").iter(batch_size=_BATCH_ROWS))
         yield from _of_tables(f"hf:{name}", _with_columns(f"hf:{name}", tables, options), options)
     except ValueError as error:
-        if _is_ours(error):
+        if raised_by_us(error):
             raise
         raise _dataset_error(name, error) from None
     except Exception as error:  # the library's own, the network's and those of a dozen file formats
@@ -157,15 +156,6 @@ def _dataset_error(name: str, error: Exception) -> ValueError:
     return ValueError(f"hf:{name} cannot be read: {reason[:300]}; check its name, --split and the network")
 
 
-def _is_ours(error: ValueError) -> bool:
-    """Whether an error was raised in this file or by what it calls of ours, rather than by a library."""
-    traceback = error.__traceback__
-    assert traceback is not None
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
-    return Path(traceback.tb_frame.f_code.co_filename).parent == Path(__file__).parent
-
-
 def _with_columns(name: str, tables: Iterator[Any], options: ReadOptions) -> Iterator[Any]:
     for table in tables:
         if options.text_column not in table.column_names:
@@ -181,7 +171,8 @@ def _of_tables(name: str, tables: "Iterable[pyarrow.RecordBatch]", options: Read
     for table in tables:
         column = table.column(0)
         kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-        if not any(test(kind) for test in (pyarrow.types.is_string, pyarrow.types.is_large_string, _is_view)):
+        types = pyarrow.types
+        if not any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view)):
             raise ValueError(
                 f"column {options.text_column!r} of {name} holds {kind}, not text; choose another with --text-column"
             )
@@ -194,10 +185,6 @@ def _of_tables(name: str, tables: "Iterable[pyarrow.RecordBatch]", options: Read
             except UnicodeDecodeError as error:
                 raise not_utf8(row, error, 0) from None
             yield document_of_row(row, text, options)
-
-
-def _is_view(kind: Any) -> bool:
-    return str(kind) == "string_view"
 
 
 def _of_object(name: str, row: Any, options: ReadOptions) -> Document:

@@ -10,6 +10,7 @@ from importlib import import_module
 from pathlib import Path
 
 from gpt.data.documents import Document, ReadOptions, base_suffix, decode_file
+from gpt.data.manifest import MANIFEST_NAME
 from gpt.data.rows import (
     csv_documents,
     dataset_documents,
@@ -17,7 +18,6 @@ from gpt.data.rows import (
     json_documents,
     parquet_documents,
 )
-from gpt.data.shards import MANIFEST_NAME
 
 log = logging.getLogger(__name__)
 

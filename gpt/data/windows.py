@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from gpt.data.shards import SplitTokens
+from gpt.data.manifest import SplitTokens
 
 IGNORED = -100  # a target with this id counts for nothing (PyTorch's own convention)
 

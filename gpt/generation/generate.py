@@ -240,7 +240,7 @@ def _cached(model: GPT, rows: list[_Row], max_new_tokens: int) -> Iterator[list[
             held = list(rows)
         for number, row in enumerate(rows):
             if _forget_older_half(row, config.context_length):
-                part = cache.select([number])
+                part = cache.select([number])  # of one row, a view: what is read into it is in the cache
                 part.lengths = [0]
                 if len(row.window) > 1:
                     prefill(model, part, [row.window[:-1]])

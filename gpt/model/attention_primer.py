@@ -133,34 +133,19 @@ def example_inputs() -> Tensor:
     )
 
 
-def walk_through() -> dict[str, tuple[Tensor, str]]:
-    """Every table of the notes, in their order.
+Tables = dict[str, tuple[Tensor, str]]  # from a title to (the table, one sentence on what the step adds)
 
-    Returns:
-        From a title to (the table, one sentence on what the step adds).
-    """
+
+def walk_through() -> Tables:
+    """Every table of the notes, in their order."""
     x = example_inputs()  # (6, 3)
-    batch = torch.stack([x, x])  # (2, 6, 3)
+    return {**_one_head(x), **_dropout(x), **_many_heads(torch.stack([x, x]))}
 
+
+def _one_head(x: Tensor) -> Tables:
     torch.manual_seed(789)
     attention = SelfAttention(3, 2)
     weights = attention.weights(x)
-    masked = mask_before_softmax(attention.scores(x), key_width=2)
-
-    torch.manual_seed(123)
-    dropped_half = nn.Dropout(0.5)(torch.ones(3, 4))
-    torch.manual_seed(123)
-    dropped_third = nn.Dropout(0.3)(torch.ones(3, 4))
-    torch.manual_seed(123)
-    dropped_weights = nn.Dropout(0.5)(masked)
-
-    torch.manual_seed(123)
-    causal = CausalAttention(3, 2, context_length=6, dropout=0.0)
-    torch.manual_seed(123)
-    wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
-    torch.manual_seed(123)
-    fused = MultiHeadAttention(3, 2, context_length=6, dropout=0.0, num_heads=2)
-
     return {
         "self-attention weights": (
             weights,
@@ -175,21 +160,42 @@ def walk_through() -> dict[str, tuple[Tensor, str]]:
             "Dividing each row by its sum repairs that: causal weights, in two steps.",
         ),
         "minus infinity before softmax": (
-            masked,
+            mask_before_softmax(attention.scores(x), key_width=2),
             "Scores of the future set to -inf give the same weights in one softmax, since exp(-inf) = 0.",
         ),
+    }
+
+
+def _dropout(x: Tensor) -> Tables:
+    def dropped(p: float, values: Tensor) -> Tensor:
+        torch.manual_seed(123)
+        return nn.Dropout(p)(values)
+
+    causal_weights, _ = _one_head(x)["minus infinity before softmax"]
+    return {
         "dropout 0.5 on ones": (
-            dropped_half,
+            dropped(0.5, torch.ones(3, 4)),
             "nn.Dropout zeroes each entry with probability p and scales the others by 1/(1-p): here 1 becomes 2.",
         ),
         "dropout 0.3 on ones": (
-            dropped_third,
+            dropped(0.3, torch.ones(3, 4)),
             "Each entry is dropped on its own, so 2 of 12 is as possible as the expected 3.6; 1/(1-0.3) = 1.4286.",
         ),
         "dropout 0.5 on causal weights": (
-            dropped_weights,
+            dropped(0.5, causal_weights),
             "Applied to attention weights while training, it keeps a head from relying on any one token.",
         ),
+    }
+
+
+def _many_heads(batch: Tensor) -> Tables:
+    torch.manual_seed(123)
+    causal = CausalAttention(3, 2, context_length=6, dropout=0.0)
+    torch.manual_seed(123)
+    wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
+    torch.manual_seed(123)
+    fused = MultiHeadAttention(3, 2, context_length=6, dropout=0.0, num_heads=2)
+    return {
         "CausalAttention": (
             causal(batch),
             "Mask, softmax and dropout in one module, over a batch of two equal sequences.",

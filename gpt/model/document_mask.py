@@ -12,17 +12,18 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 
-def document_ids(token_ids: Tensor, eot_id: int) -> Tensor:
+def document_ids(token_ids: Tensor, eot_id: int | None) -> Tensor | None:
     """Number each token's document within its window; end-of-text begins one.
 
     Args:
         token_ids: (B, T), int64.
-        eot_id: of the end-of-text token.
+        eot_id: of the end-of-text token; None to keep no documents apart.
 
     Returns:
         (B, T), int64: how many ends of text have been read. A window that starts inside a document counts from 0.
+        None without ``eot_id``.
     """
-    return (token_ids == eot_id).cumsum(dim=1)
+    return None if eot_id is None else (token_ids == eot_id).cumsum(dim=1)
 
 
 def document_positions(documents: Tensor) -> Tensor:

@@ -37,7 +37,11 @@ class TransformerBlock(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
     ) -> Tensor:
-        """(B, T, E) to (B, T, E), with mask, cache and layer as ``MultiHeadAttention`` takes them."""
+        """(B, T, E) to (B, T, E), with mask, cache and layer as ``MultiHeadAttention`` takes them.
+
+        Read it as x + attention(norm(x)), then x + feed_forward(norm(x)): the two helpers change what a CPU keeps for
+        the way back, never what is computed.
+        """
         normed = self.attention_norm(x)
         with _kept_as_recipe(normed, self.attention_norm, x):
             x = _add(x, self.dropout(self.attention(normed, mask, cache, layer)))

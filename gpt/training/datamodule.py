@@ -6,7 +6,7 @@ from pathlib import Path
 import lightning as L
 from torch.utils.data import DataLoader
 
-from gpt.data.shards import Manifest, SplitTokens
+from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows, TrainingBatch, TrainingBatches, TrainingLoader, Window
 from gpt.tokenizer import Tokenizer
 from gpt.training.config import RunConfig

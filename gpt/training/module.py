@@ -13,7 +13,7 @@ from torch import Tensor
 
 import gpt
 from gpt.checkpoint import FORMAT_VERSION
-from gpt.data.shards import Manifest
+from gpt.data.manifest import Manifest
 from gpt.data.windows import TrainingBatch, Window
 from gpt.evaluation import Evaluation, LossTotals
 from gpt.model.config import GPTConfig
@@ -80,8 +80,7 @@ class GPTModule(L.LightningModule):
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """This micro-batch's share of the mean loss over the global batch."""
         self._seed_generators(batch["number"])
-        documents = document_ids(batch["inputs"], self._document_eot) if self._document_eot is not None else None
-        hidden = self.model.transformer(batch["inputs"], documents)
+        hidden = self.model.transformer(batch["inputs"], document_ids(batch["inputs"], self._document_eot))
         loss_sum = next_token_loss(hidden, self.model.head_weight, batch["targets"], self.compiled_loss)
         share = loss_sum / batch["global_targets"]
         first_of_step = batch["number"] % self.config.accumulation == 0
@@ -152,7 +151,7 @@ class GPTModule(L.LightningModule):
         self.skipped_steps, self.first_skipped_step = torch.tensor(checkpoint.get("skipped_steps", [0, 0])).float()
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         done = checkpoint["global_step"] * self.config.accumulation
-        surplus = progress["total"]["ready"] - done
+        surplus = progress["total"]["ready"] - done  # of Lightning's count, made with another accumulation
         for counts in (progress["total"], progress["current"]):
             for name in ("ready", "started", "processed", "completed"):
                 counts[name] -= surplus

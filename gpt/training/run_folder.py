@@ -10,7 +10,8 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from gpt.training.config import RunConfig, flat, parse_config
+from gpt.training.config import RunConfig
+from gpt.training.config_parser import flat, parse_config
 
 log = logging.getLogger(__name__)
 

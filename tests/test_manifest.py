@@ -1,7 +1,6 @@
 import dataclasses
 import json
 import pickle
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gpt.data.manifest import Manifest, SplitTokens, verify
 from gpt.data.prepare import PrepareOptions, prepare
-from gpt.data.shards import Manifest, SplitTokens, dtype_for, open_shard, verify, write_shard
+from gpt.data.token_files import open_shard, write_shard
 from gpt.tokenizer import Tokenizer
 
 
@@ -23,19 +23,6 @@ def folder(tmp_path: Path) -> Path:
         [str(tmp_path / f"{n}.txt") for n in range(3)], tmp_path / "data", "bytes", PrepareOptions(shard_tokens=100)
     )
     return tmp_path / "data"
-
-
-def test_a_shard_is_llm_cs_file_byte_for_byte(tmp_path: Path) -> None:
-    write_shard(tmp_path / "small", np.array([5, 50256], dtype="<u2"))
-    assert (tmp_path / "small").read_bytes() == struct.pack("<256i2H", 20240520, 1, 2, *[0] * 253, 5, 50256)
-    write_shard(tmp_path / "large", np.array([5, 128000], dtype="<u4"))
-    assert (tmp_path / "large").read_bytes() == struct.pack("<256i2I", 20240801, 7, 2, *[0] * 253, 5, 128000)
-    assert open_shard(tmp_path / "small").tolist() == [5, 50256]
-    assert open_shard(tmp_path / "large").tolist() == [5, 128000]
-
-
-def test_the_dtype_is_the_smallest_that_holds_every_id() -> None:
-    assert [dtype_for(size).name for size in (257, 50257, 65536, 65537, 100277)] == ["uint16"] * 3 + ["uint32"] * 2
 
 
 @pytest.mark.parametrize(
