@@ -128,9 +128,7 @@ def write_model(path: Path, config: GPTConfig, weights: Mapping[str, torch.Tenso
 
     Args:
         path: the ``.ckpt`` file; its folder must exist.
-        config: the model's shape.
         weights: named as in the model's state_dict.
-        tokenizer: its tokenizer.
     """
     content = {
         "state_dict": {_PREFIX + name: tensor for name, tensor in weights.items()},

@@ -71,7 +71,6 @@ def evaluate(model: GPT, batches: Iterable[Window], utf8_bytes: int, document_eo
     The model is in eval mode meanwhile and back in its own mode afterwards; no random number is drawn.
 
     Args:
-        model: the model.
         batches: inputs and targets (B, T), int64.
         utf8_bytes: size of the split's text.
         document_eot: as ``LossTotals`` takes it.

@@ -248,7 +248,6 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
 
     Args:
         folder: made here; must not exist, or be empty.
-        config: the model's shape.
         weights: under our names.
         tokenizer: ``gpt2`` or ``bytes``.
 

@@ -39,9 +39,7 @@ def text_probe(tokenizer: Tokenizer, token_ids: Sequence[int], name: str, genera
     """A probe of tokens, which begin with the end of text.
 
     Args:
-        tokenizer: the model's.
         token_ids: two or more.
-        name: of the probe.
         generated_from: index of the first token that the model wrote.
     """
     labels, characters = token_labels([tokenizer.decode_bytes([token]) for token in token_ids[1:]])
@@ -58,7 +56,6 @@ def repeated_random_probe(tokenizer: Tokenizer, weights: NDArray[Any], context_l
     """[end of text, r1 .. rP, r1 .. rP]: what follows a token is known only to who looks up its first copy.
 
     Args:
-        tokenizer: the model's.
         weights: (V,), how often each id occurs; the distinct r are drawn in proportion, so that none is drawn that
             the model has never seen.
         context_length: P is at most (context_length - 1) // 2, and 32.

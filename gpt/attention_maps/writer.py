@@ -53,7 +53,6 @@ def write_captures(board: SummaryWriter, step: int, captures: list[Capture], pic
     A score that several probes define is summarised for the last of them.
 
     Args:
-        board: where to.
         step: optimizer steps that the model has taken.
         captures: one for each probe.
         pictures: also write the last probe's maps, and the scores, as images, for a TensorBoard without the tab.

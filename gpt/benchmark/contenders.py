@@ -36,7 +36,6 @@ class Contender:
     """A model with its optimizer.
 
     Args:
-        name: for the table.
         model: its parameters are trained.
         loss: mean loss in nats from inputs and targets, (B, T) each, int64.
         optimizer: over the model's parameters.
@@ -99,8 +98,6 @@ def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights, vocab_size:
     """The model of a checkout of nanoGPT, with our weights.
 
     Args:
-        folder: the checkout.
-        config: the model's shape.
         weights: ours.
         vocab_size: a larger vocabulary; the ids that nobody uses have zeros.
 

@@ -23,10 +23,8 @@ class Work:
     """What a contender is to do: whole training steps of a model on random tokens.
 
     Args:
-        config: the model's shape.
         batch_size: B.
         length: T.
-        device: where.
         nanogpt_folder: a checkout of nanoGPT, if that is a contender.
     """
 

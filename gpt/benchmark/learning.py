@@ -28,7 +28,6 @@ def learning_rows(folder: Path, nanogpt: Path | None) -> list[Row]:
     loss. Wall time from the shell, imports and validation included.
 
     Args:
-        folder: to work in.
         nanogpt: a checkout whose data/shakespeare_char has been prepared.
 
     Raises:

@@ -72,7 +72,6 @@ def overhead_rows(folder: Path, small: bool, pairs: int = 3) -> list[Row]:
     """A whole run's rate of training over the bare loop's.
 
     Args:
-        folder: to work in.
         small: the 4-layer model of shakespeare.yaml, or GPT-2 small.
         pairs: how often each runs.
     """

@@ -97,9 +97,7 @@ def step_rows(
         goals: must and aim against each peer.
         share_goal: of the GPU's peak; where none is known, and on a CPU, of the rate of matrix products by themselves.
         memory_goal: of our peak memory over nanoGPT's.
-        peers: whom to measure against.
         pairs: how many pairs of steps.
-        device: where.
     """
     work = Work(GPT2_SMALL, batch_size, length, device, peers.nanogpt)
     what = f"GPT-2 small, {'bf16' if device != 'cpu' else 'fp32'}, batch {batch_size}, T {length}: whole step"

@@ -115,8 +115,6 @@ class SplitTokens:
     """All tokens of a split as one long array, memory-mapped, shard after shard.
 
     Args:
-        folder: the prepared folder.
-        manifest: its manifest.
         split: ``"train"`` or ``"val"``.
 
     Raises:

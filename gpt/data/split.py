@@ -89,7 +89,6 @@ def plan(found: Survey, val_fraction: float, documents: Iterable[Document]) -> P
     one document or a few long ones, the longest gives its end.
 
     Args:
-        found: the survey.
         val_fraction: in (0, 1).
         documents: the same again, in the same order; read on only as far as the longest, if that is cut.
 

@@ -54,7 +54,6 @@ class ShardWriter:
     Whoever may fail before ``finish`` tells ``leave`` of the exception, and nothing is left of the shard.
 
     Args:
-        path: where to.
         dtype: uint16 or uint32.
     """
 
@@ -156,7 +155,6 @@ def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
     """Memory-map the tokens of a shard, after checking its header and size.
 
     Args:
-        path: the file.
         layout: ``LLM_C``; ``NANOGPT``, uint16 and nothing else; or ``NPY``, NumPy's own format.
 
     Returns:

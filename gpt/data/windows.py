@@ -45,7 +45,6 @@ class TokenWindows(Dataset[Window]):
     The last window may be shorter: it is padded at its end, with targets that count for nothing.
 
     Args:
-        tokens: the split.
         context_length: T.
         overlap: how many tokens of the window before each one repeats, as context alone: they are no targets again.
 
@@ -163,7 +162,6 @@ class TrainingLoader(DataLoader[TrainingBatch]):
     some bytes in a pipe. So batches travel as arrays: three times as many of them in a second.
 
     Args:
-        batches: what to read.
         start: number of micro-batches that were consumed before.
         num_workers: processes; 0 reads in this one.
         worker_init_fn: called in each of them first, with its number.
@@ -205,7 +203,6 @@ def epoch_permutation(positions: NDArray[np.int64], size: int, seed: int, epoch:
     Args:
         positions: (n,) in ``range(size)``.
         size: length of the order.
-        seed: of the run.
         epoch: each has an order of its own.
 
     Returns:

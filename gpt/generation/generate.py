@@ -145,8 +145,6 @@ def stream(
     in eval mode meanwhile (no dropout) and back in its own mode afterwards.
 
     Args:
-        model: the model.
-        tokenizer: its tokenizer.
         prompts: ids, one row each; may be empty.
         request: how to continue them.
         seeds: one for each row: the same one gives the same text, whatever the other rows are.

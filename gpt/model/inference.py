@@ -17,7 +17,6 @@ def inference(model: GPT, modules: Sequence[nn.Module] | None = None) -> Iterato
     module never fire, and because a text that grows by a token at a time would be compiled again and again.
 
     Args:
-        model: the model.
         modules: all of its modules, for a caller that enters this for each token and has them at hand.
     """
     training = [module for module in (modules or model.modules()) if module.training]

@@ -15,7 +15,6 @@ class KVCache:
     An argument of the model's call, never its state: whoever generates holds it, and two texts never meet.
 
     Args:
-        config: the model's shape.
         batch_size: B.
         device: where the model is.
         dtype: of keys and values.

@@ -109,9 +109,6 @@ class GPT(nn.Module):
 
     At initialisation the loss is ``ln(vocab_size) + d_model * 0.02**2 / 2`` nats, 10.98 for GPT-2 small: the
     final norm gives the hidden state a norm of sqrt(d_model), so the logits have a variance of d_model * 0.02².
-
-    Args:
-        config: the shape of the model.
     """
 
     def __init__(self, config: GPTConfig) -> None:

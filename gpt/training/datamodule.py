@@ -15,9 +15,6 @@ from gpt.training.config import RunConfig
 class TokenDataModule(L.LightningDataModule):
     """Windows of a prepared folder, dealt to the processes of a run.
 
-    Args:
-        config: the run's.
-
     Raises:
         ValueError: the folder is not prepared data, is damaged, or has a split without one whole window.
     """

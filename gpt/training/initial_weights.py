@@ -15,8 +15,6 @@ def initialise(model: GPT, config: RunConfig, tokenizer: Tokenizer) -> None:
 
     Args:
         model: the run's, just made.
-        config: the run's.
-        tokenizer: the data's.
 
     Raises:
         ValueError: both are given, or ``init_from`` does not fit.

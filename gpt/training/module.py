@@ -28,7 +28,6 @@ class GPTModule(L.LightningModule):
     """Trains a GPT on micro-batches of a global batch.
 
     Args:
-        config: the run's.
         manifest: of the data: its vocabulary is the model's, and its hash goes into the checkpoint.
     """
 

@@ -82,8 +82,6 @@ def memory_estimate(model: GPT, config: RunConfig, device: torch.device) -> dict
     """Bytes that training will hold in one process, by what they are for; an estimate for planning.
 
     Args:
-        model: the model.
-        config: the run's.
         device: a CPU works some of it out again instead of keeping it, and holds fewer logits at once.
     """
     weights = 4 * model.num_parameters

@@ -42,7 +42,6 @@ class RunResult:
     """What a finished run has to say.
 
     Args:
-        run_dir: its folder.
         steps: optimizer steps taken.
         train_loss_nats: of the last step, per token.
         val_loss_nats: of the last validation, per token over the whole split.
@@ -66,7 +65,6 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     Everything that can be refused is refused before anything is written.
 
     Args:
-        config: the run's.
         run_dir: its folder; made here unless ``resume``.
         flags: that the config was changed with, for the record.
         resume: continue from ``last.ckpt``, or from the start if there is none yet.
@@ -209,7 +207,6 @@ def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback],
     """Lightning's trainer, told to leave to us what we do ourselves.
 
     Args:
-        config: the run's.
         run_dir: where the events go.
         callbacks: in their order.
         first_step: events from this step on, which an interrupted run may have left, are void.

@@ -21,7 +21,6 @@ class RunCheckpoints(StepCallback, Checkpoint):
     that is due at the same step, so that no checkpoint lies between a step and its validation.
 
     Args:
-        folder: the run's.
         keep_last: how many saves to keep under the name of their step, too.
     """
 

@@ -18,7 +18,6 @@ class SampleTexts(L.Callback):
     """Lets the model write from the start of a text, with the same seed each time, so that samples compare.
 
     Args:
-        tokenizer: the run's.
         max_new_tokens: length of a sample; 0 writes none.
     """
 
