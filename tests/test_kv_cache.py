@@ -47,18 +47,26 @@ def test_rows_of_other_lengths_have_the_logits_that_they_have_alone(T: int, mode
         torch.testing.assert_close(together[row], model(ids[row : row + 1, : n + T])[0, -T:], rtol=1e-5, atol=1e-5)
     assert cache.lengths == [n + T for n in lengths]
     # Some of the rows go on by themselves.
-    part = cache.select([0, 2])
-    again = model.logits(model.transformer(ids[[0, 2], 20:21], cache=part))
+    cache.keep([0, 2])
+    again = model.logits(model.transformer(ids[[0, 2], 20:21], cache=cache))
     expected = [torch.cat([ids[row, : lengths[row] + T], ids[row, 20:21]]) for row in (0, 2)]
     for got, whole in zip(again, expected, strict=True):
         torch.testing.assert_close(got[-1], model(whole[None])[0, -1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_is_a_view_and_several_are_a_copy(model: GPT) -> None:
-    cache = KVCache(model.config, 3)
-    cache.select([1]).keys.fill_(1.0)
-    cache.select([0, 2]).keys.fill_(2.0)
-    assert [cache.keys[:, row].unique().tolist() for row in range(3)] == [[0.0], [1.0], [0.0]]
+def test_a_row_is_a_view_and_what_is_kept_closes_up(model: GPT) -> None:
+    cache = KVCache(model.config, 5)
+    memory = cache.keys.data_ptr()
+    cache.lengths = [3, 9, 32, 1, 7]
+    for number in range(5):
+        cache.row(number).keys.fill_(number)
+        cache.row(number).values.fill_(-number)
+    cache.keep([1, 2, 4])
+    assert cache.lengths == [9, 32, 7]
+    for place, (number, length) in enumerate(((1, 9), (2, 32), (4, 7))):
+        assert (cache.keys[:, place, :, :length] == number).all()
+        assert (cache.values[:, place, :, :length] == -number).all()
+    assert (len(cache.keys[0]), cache.keys.data_ptr()) == (3, memory)
 
 
 def test_more_than_the_context_is_refused(model: GPT) -> None:

@@ -234,14 +234,12 @@ def _cached(model: GPT, rows: list[_Row], max_new_tokens: int) -> Iterator[list[
     while True:
         yield list(model.logits(hidden))
         if len(rows) < len(held):
-            cache = cache.select([number for number, row in enumerate(held) if row in rows])
+            cache.keep([number for number, row in enumerate(held) if row in rows])
             held = list(rows)
         for number, row in enumerate(rows):
             if _forget_older_half(row, config.context_length):
-                part = cache.select([number])  # of one row, a view: what is read into it is in the cache
-                part.lengths = [0]
                 if len(row.window) > 1:
-                    prefill(model, part, [row.window[:-1]])
+                    prefill(model, cache.row(number), [row.window[:-1]])
                 cache.lengths[number] = len(row.window) - 1
         tokens = torch.tensor([row.window[-1:] for row in rows], device=device)  # (B, 1)
         hidden = step(tokens, cache)  # (B, E)

@@ -36,13 +36,22 @@ class KVCache:
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.lengths = [0] * batch_size
 
-    def select(self, rows: list[int]) -> "KVCache":
-        """A cache of some of the rows, on the same memory where it is one row, on a copy otherwise."""
+    def row(self, number: int) -> "KVCache":
+        """An empty cache of one row, on the same memory."""
         part = object.__new__(KVCache)
-        index = slice(rows[0], rows[0] + 1) if len(rows) == 1 else rows
-        part.keys, part.values = self.keys[:, index], self.values[:, index]
-        part.lengths = [self.lengths[row] for row in rows]
+        part.keys, part.values = self.keys[:, number : number + 1], self.values[:, number : number + 1]
+        part.lengths = [0]
         return part
+
+    def keep(self, rows: list[int]) -> None:
+        """Forget all rows but these, in rising order; the rest closes up, in the same memory."""
+        for place, row in enumerate(rows):
+            if place != row:  # each row moves forward: none is overwritten before it has moved itself
+                read = slice(self.lengths[row])
+                for stored in (self.keys, self.values):
+                    stored[:, place, :, read] = stored[:, row, :, read]
+        self.keys, self.values = self.keys[:, : len(rows)], self.values[:, : len(rows)]
+        self.lengths = [self.lengths[row] for row in rows]
 
     def positions(self, T: int) -> Tensor:
         """Position of each new token in its row: (B, T), int64."""
