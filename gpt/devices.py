@@ -26,5 +26,5 @@ def compiler_error(device: torch.device) -> str | None:
     try:
         torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
     except Exception as error:  # whatever it is: a compiler has many ways to fail
-        return str(error).strip().splitlines()[0]
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
     return None

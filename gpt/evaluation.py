@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpt.data.windows import IGNORED, Window
+from gpt.data.windows import Window
 from gpt.model.document_mask import document_ids
 from gpt.model.inference import inference
 from gpt.model.loss import loss_without_gradients
@@ -58,7 +58,7 @@ class LossTotals:
         """Add the summed loss of a batch: inputs and targets (B, T), int64, on the model's device."""
         hidden = model.transformer(batch["inputs"], document_ids(batch["inputs"], self._document_eot))
         self._losses.append(loss_without_gradients(model.logits, model.config.vocab_size, hidden, batch["targets"]))
-        self._counts.append((batch["targets"] != IGNORED).sum())
+        self._counts.append((batch["targets"] >= 0).sum())
 
     def totals(self) -> Tensor:
         """Total nats and number of targets: (2,) float64, on the CPU."""

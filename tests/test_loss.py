@@ -88,6 +88,11 @@ def test_the_gpus_padded_form_has_the_plain_loss_and_gradients(
     chunk_logits: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loss_module, "CUDA_CHUNK_LOGITS", chunk_logits)
+    shapes: list[tuple[int, ...]] = []
+    of_chunk = loss_module._loss_and_gradients
+    monkeypatch.setattr(
+        loss_module, "_loss_and_gradients", lambda *args: (shapes.extend(x.shape for x in args[:2]), of_chunk(*args))[1]
+    )
     torch.manual_seed(0)
     # Far from 0, so that logits of padded ids would weigh something if they were let in.
     hidden = (torch.randn(30, 16) - 3).requires_grad_()
@@ -96,6 +101,8 @@ def test_the_gpus_padded_form_has_the_plain_loss_and_gradients(
     targets[:4] = IGNORED
     ours, theirs = _padded(hidden, weight, targets), _plain(hidden.double(), weight.double(), targets)
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
+    rows = {1: 1, 7 * 128: 1, 10**9: 30}[chunk_logits]  # uncompiled, of a quarter of the logits; a power of two
+    assert shapes == [(rows, 16), (128, 16)] * (30 // rows)
     grads = [torch.autograd.grad(value * 0.37, (hidden, weight)) for value in (ours, theirs)]
     for got, expected in zip(*grads, strict=True):
         torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
@@ -123,10 +130,21 @@ def test_the_gpus_padded_form_is_one_graph_that_compiles() -> None:
     torch._dynamo.utils.counters.clear()
     values = [_padded(hidden, weight, targets, compiled) for compiled in (False, True)]
     assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(values[1], values[0])
     grads = [torch.autograd.grad(value, (hidden, weight)) for value in values]
     for got, expected in zip(*grads, strict=True):
         torch.testing.assert_close(got, expected)
+
+
+def test_only_cuda_pads(monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnCuda(torch.Tensor):
+        device = torch.device("cuda")
+
+    monkeypatch.setattr(loss_module._PaddedCrossEntropy, "apply", lambda *args: "padded")
+    hidden, weight, targets = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True), torch.arange(3)
+    assert next_token_loss(hidden.as_subclass(OnCuda), weight, targets) == "padded"  # type: ignore[comparison-overlap]
+    assert isinstance(next_token_loss(hidden, weight, targets), torch.Tensor)
 
 
 @pytest.mark.gpu

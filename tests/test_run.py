@@ -1,5 +1,6 @@
 """Whole training runs, in process, on a tiny model."""
 
+import dataclasses
 import json
 import math
 import re
@@ -21,6 +22,7 @@ from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import IGNORED, TokenWindows, epoch_permutation
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
+from gpt.training.config import RunConfig
 
 TrainTiny = Callable[..., int]
 
@@ -202,6 +204,7 @@ def test_compiling_changes_no_key_and_hardly_a_loss(train_tiny: TrainTiny, tiny_
     for tag in ("train/loss_nats", "val/loss_nats"):
         assert scalars(compiled, tag) == pytest.approx(scalars(eager, tag), abs=1e-4)
     assert len(events(compiled).Images("attention/all_heads")) >= 2  # hooks would be silent in a compiled module
+    assert yaml.safe_load((eager / "config.yaml").read_text())["trainer"]["compile"] is False  # auto, on a CPU
 
 
 def test_without_a_working_compiler_a_run_says_so_and_is_eager(
@@ -219,6 +222,22 @@ def test_without_a_working_compiler_a_run_says_so_and_is_eager(
         )
         == 1
     )
+
+
+def test_auto_compiles_on_a_cuda_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from gpt.training.run import choose_compile, resolved
+
+    def config(wanted: object, accelerator: str = "auto") -> RunConfig:
+        trainer = dataclasses.replace(RunConfig().trainer, compile=wanted, accelerator=accelerator)  # type: ignore[arg-type]
+        return dataclasses.replace(RunConfig(), trainer=trainer)
+
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: True)
+    for there in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
+        assert choose_compile(config("auto")) == choose_compile(config("auto", "gpu")) == there
+        assert not choose_compile(config("auto", "cpu"))
+        assert [choose_compile(config(wanted)) for wanted in (True, False, None)] == [True, False, False]
+        assert resolved(config("auto"), tmp_path).trainer.compile is there
 
 
 def test_last_is_the_last_step_and_best_the_best_validation(train_tiny: TrainTiny, tmp_path: Path) -> None:

@@ -71,7 +71,8 @@ class Contender:
         """Names of the CUDA kernels of a step that have to do with attention, without their templates."""
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
             self.step(inputs, targets)
-        names = {event.key.split("<")[0].split("(")[0].removeprefix("void ") for event in profile.key_averages()}
+        keys = (event.key.replace("(anonymous namespace)::", "") for event in profile.key_averages())
+        names = {key.removeprefix("void ").split("<")[0].split("(")[0] for key in keys}
         return sorted(name for name in names if any(word in name.lower() for word in ("flash", "fmha", "attention")))
 
 

@@ -45,7 +45,8 @@ def build(name: str, work: Work) -> Contender:
     """Make a contender: ``mini-gpt``, ``nanogpt`` or ``transformers``, each also with a variant behind a colon."""
     kind, _, variant = name.partition(":")
     device = torch.device(work.device)
-    torch.set_float32_matmul_precision("high")  # TF32 where a GPU multiplies in float32; all trainers allow it
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32, as train.py and nanoGPT have it
     torch.manual_seed(0)
     weights = {key: tensor.detach() for key, tensor in GPT(work.config).state_dict().items()}
     if kind == "mini-gpt":
@@ -111,8 +112,7 @@ def _serve(pipe: Connection, name: str, work: Work) -> None:
     sys.stdout = sys.stderr  # what a library prints is not a result
     try:
         contender = build(name, work)
-        with torch.no_grad():
-            pipe.send(float(contender.loss(*work.batch(0))))
+        pipe.send(float(contender.loss(*work.batch(0))))  # with gradients: as it will be timed
     except Exception as error:  # whatever it is, the parent is to say it
         pipe.send(error)
         return
@@ -122,10 +122,10 @@ def _serve(pipe: Connection, name: str, work: Work) -> None:
         else:
             first, steps = order
             pipe.send(contender.seconds([work.batch(number) for number in range(first, first + steps)]))
-    on_gpu = work.device != "cpu"
-    pipe.send(
-        torch.cuda.max_memory_allocated() if on_gpu else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    )
+    if work.device == "cpu":
+        pipe.send(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    else:
+        pipe.send(torch.cuda.max_memory_allocated(work.device))
 
 
 def check_equal_losses(contenders: list[Isolated], tolerance: float = 2e-3) -> None:

@@ -66,9 +66,18 @@ class Manifest:
         layout: str = LLM_C,
     ) -> "Manifest":
         """Describe shards that were made with a tokenizer."""
-        dtype = dtype_for(tokenizer.vocab_size).name
-        known_by = (tokenizer.name, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id)
-        return Manifest(*known_by, dtype, splits, corpus_sha256, tuple(sources), options, layout)
+        return Manifest(
+            tokenizer=tokenizer.name,
+            tokenizer_sha256=tokenizer.sha256,
+            vocab_size=tokenizer.vocab_size,
+            eot_id=tokenizer.eot_id,
+            dtype=dtype_for(tokenizer.vocab_size).name,
+            splits=splits,
+            corpus_sha256=corpus_sha256,
+            sources=tuple(sources),
+            options=options,
+            layout=layout,
+        )
 
     @staticmethod
     def load(folder: Path) -> "Manifest":

@@ -6,7 +6,7 @@ nanoGPT's and build-nanogpt's, which have no such header, are read where the man
 """
 
 import struct
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class Split:
 class ShardWriter:
     """Writes a shard as its tokens come: under a temporary name until ``finish``, so a shard is whole or not there.
 
-    Whoever may fail before ``finish`` tells ``leave`` of the exception, and nothing is left of the shard.
+    Whoever may fail before ``finish`` calls ``leave``, and nothing is left of the shard.
 
     Args:
         dtype: uint16 or uint32.
@@ -78,8 +78,13 @@ class ShardWriter:
         return Shard(self.path.name, self.tokens, sha256_of_file(self.path))
 
     def leave(self, *exception: Any) -> None:
-        """An ExitStack's callback: see above."""
-        self._stack.__exit__(*exception)
+        """Leave nothing of an unfinished shard; an ExitStack's callback."""
+        with suppress(_Unfinished), self._stack:
+            raise _Unfinished
+
+
+class _Unfinished(Exception):  # noqa: N818 (what tells atomic_write to leave nothing)
+    pass
 
 
 def write_shard(path: Path, tokens: NDArray[Any]) -> Shard:
@@ -126,9 +131,9 @@ class SplitWriter:
         return Split(self.tokens, self._documents, self._utf8_bytes, tuple(self._shards))
 
     def leave(self, *exception: Any) -> None:
-        """An ExitStack's callback: an exception leaves no shard half-written; complete ones stay."""
+        """Leave no shard half-written; complete ones stay. An ExitStack's callback."""
         if self._writer is not None:
-            self._writer.leave(*exception)
+            self._writer.leave()
 
     def _finish_shard(self) -> None:
         assert self._writer is not None

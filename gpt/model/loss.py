@@ -4,12 +4,14 @@ The logits of GPT-2 small at batch 4, T 1024 take 0.8 GB in float32, and autogra
 not the transformer, decide how much memory a step needs. So the head and its loss are worked out together, a
 few rows at a time, and the gradient of each chunk is taken while its logits are still there.
 
-A CPU works in place, on chunks that its caches hold. A GPU wants large chunks, a vocabulary that is a multiple of 64
-(so there, and only there, the head is padded), and a compiler that fuses what lies between the matrix products.
+A CPU works in place, on chunks that its caches hold. A GPU that trains wants large chunks of one size, a vocabulary
+that is a multiple of 64 (so there, and only there, the head is padded), and a compiler that fuses what lies between the
+matrix products.
 
 Shape letters: N tokens (batch and time flattened), n those of a chunk, E d_model, V vocab_size.
 """
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -18,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Logits held at once, in numbers, whatever V and N are: 32 MiB of float32, or 256 MiB of CUDA's bfloat16.
+# Logits held at once, in numbers, whatever V and N are: 32 MiB of float32 on a CPU. On CUDA 256 MiB of bfloat16, if a
+# compiler fuses what would be several copies in float32; a quarter as many, if not.
 CHUNK_LOGITS = 2**23
 CUDA_CHUNK_LOGITS = 2**27
 
@@ -34,8 +37,8 @@ def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor, compil
     Args:
         hidden: (..., E), float32 or bfloat16.
         head_weight: (V, E).
-        targets: (...), int64; negative where there is nothing to predict.
-        compiled: whether a GPU may use torch's compiler for the gradients' part; the numbers are the same.
+        targets: (...), int64, below V (not checked); negative where there is nothing to predict.
+        compiled: whether a GPU may use torch's compiler; the numbers are the same but for rounding.
 
     Returns:
         A float32 scalar, in nats.
@@ -43,9 +46,9 @@ def next_token_loss(hidden: Tensor, head_weight: Tensor, targets: Tensor, compil
     hidden = hidden.reshape(-1, hidden.shape[-1])
     targets = targets.reshape(-1)
     if torch.is_grad_enabled() and (hidden.requires_grad or head_weight.requires_grad):
-        function = _PaddedCrossEntropy if hidden.device.type == "cuda" else _ChunkedCrossEntropy
-        total: Tensor = function.apply(hidden, head_weight, targets, compiled)  # type: ignore[no-untyped-call]
-        return total
+        if hidden.device.type == "cuda":
+            return _PaddedCrossEntropy.apply(hidden, head_weight, targets, compiled)  # type: ignore[no-untyped-call]
+        return _ChunkedCrossEntropy.apply(hidden, head_weight, targets)  # type: ignore[no-untyped-call]
     return loss_without_gradients(lambda chunk: chunk @ head_weight.T, len(head_weight), hidden, targets)
 
 
@@ -62,7 +65,7 @@ def loss_without_gradients(
 
 
 def chunk_logits(device: torch.device) -> int:
-    """How many logits are held at once on a device."""
+    """How many logits are held at once on a device, at most."""
     return CUDA_CHUNK_LOGITS if device.type == "cuda" else CHUNK_LOGITS
 
 
@@ -70,7 +73,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
     """Loss and its gradient in one pass, chunk by chunk; backward only scales what forward stored."""
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, head_weight: Tensor, targets: Tensor, compiled: bool) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, head_weight: Tensor, targets: Tensor) -> Tensor:
         total = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(head_weight)
@@ -91,8 +94,8 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return _scaled(ctx.saved_tensors, grad_total)
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None]:
+        return *_scaled(ctx.saved_tensors, grad_total), None
 
 
 class _PaddedCrossEntropy(torch.autograd.Function):
@@ -107,8 +110,11 @@ class _PaddedCrossEntropy(torch.autograd.Function):
         of_chunk = _compiled_loss_and_gradients() if compiled else _loss_and_gradients
         total = hidden.new_zeros((), dtype=torch.float32)
         grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(head_weight)
+        # A power of two: aligned, and the same for nearly all chunks, so that there is one thing to compile.
+        size = 2 ** int(math.log2(max(1, CUDA_CHUNK_LOGITS // len(padded) // (1 if compiled else 4))))
         with torch.autocast(kind, enabled=False):
-            for rows in _chunks(len(targets), len(padded), CUDA_CHUNK_LOGITS):
+            for start in range(0, len(targets), size):
+                rows = slice(start, start + size)
                 loss, grad_rows, grad_padded = of_chunk(hidden[rows].to(dtype), padded, targets[rows], V)
                 total += loss
                 grad_hidden[rows] = grad_rows
@@ -118,13 +124,13 @@ class _PaddedCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        return _scaled(ctx.saved_tensors, grad_total)
+        return *_scaled(ctx.saved_tensors, grad_total), None, None
 
 
-def _scaled(gradients: tuple[Tensor, Tensor], grad_total: Tensor) -> tuple[Tensor, Tensor, None, None]:
+def _scaled(gradients: tuple[Tensor, Tensor], grad_total: Tensor) -> tuple[Tensor, Tensor]:
     grad_hidden, grad_weight = gradients
     # In place: they are the function's own, and a backward pass runs once.
-    return grad_hidden.mul_(grad_total), grad_weight.mul_(grad_total), None, None
+    return grad_hidden.mul_(grad_total), grad_weight.mul_(grad_total)
 
 
 def _loss_and_gradients(

@@ -31,15 +31,16 @@ def config_parser() -> ArgumentParser:
 
 def config_keys() -> list[str]:
     """Every key of the config, as ``section.field`` or, outside the sections, ``field``."""
-    return [key for key in flat(asdict(RunConfig())) if key != "model.vocab_size"]
+    skipped = {f"{name}.{key}" for name, keys in _SKIPPED.items() for key in keys}
+    return [key for key in flat(asdict(RunConfig())) if key not in skipped]
 
 
 def flat(config: Mapping[Any, Any]) -> dict[str, Any]:
     """A mapping of sections to their keys as one of ``section.key``; what is in no section stays as it is."""
     flattened: dict[str, Any] = {}
     for name, value in config.items():
-        keys = {f"{name}.{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {name: value}
-        flattened.update(keys)
+        keys = {f".{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {"": value}
+        flattened.update({f"{name}{key}": leaf for key, leaf in keys.items()})
     return flattened
 
 
@@ -113,7 +114,7 @@ def _readable(message: str) -> str:
     """Say what jsonargparse says of a wrong value, in this project's words."""
     message = _one_line(message)
     match = re.fullmatch(
-        r'Parser key "(.+?)": .*?(Expected a .+?)\.? (?:Got value|Given value type: .+): (.+)', message
+        r'Parser key "(.+?)": .*?(Expected a .+?)\.? (?:Got value|Given value type: .+? Given value): (.+)', message
     )
     if match is None:
         return message

@@ -96,7 +96,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     checkpoints = RunCheckpoints(run_dir, config.checkpoint.keep_last)
     interruption = Interruption(checkpoints)
     watch = [AttentionWatch(data)] if config.attention_maps.enabled else []
-    # In the order in which they act after a step.
+    # In the order in which they act; Lightning moves the last two, which save, behind all others.
     callbacks = [training_log, samples, *watch, DivergenceGuard(), checkpoints, interruption]
     trainer = build_trainer(config, run_dir, callbacks, first_step=steps_done + 1 if checkpoint else 0)
     if trainer.is_global_zero:
@@ -132,7 +132,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
 
 
 def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoint: Path | None) -> None:
-    compile_if_it_pays(module, trainer.strategy.root_device)
+    if choose_compile(module.config):
+        compile_if_possible(module, trainer)
     try:
         trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     except ValueError as error:
@@ -173,7 +174,8 @@ def printable(text: str) -> str:
 
 def resolved(config: RunConfig, run_dir: Path) -> RunConfig:
     """The config with what was chosen for the user filled in."""
-    return replace(config, run_name=run_dir.name, trainer=replace(config.trainer, precision=choose_precision(config)))
+    chosen = replace(config.trainer, precision=choose_precision(config), compile=choose_compile(config))
+    return replace(config, run_name=run_dir.name, trainer=chosen)
 
 
 def _finished(run_dir: Path, content: dict[str, Any]) -> RunResult:
@@ -220,7 +222,7 @@ def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback],
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
-    torch.set_float32_matmul_precision("high")  # on a GPU, float32 products in TF32; nothing changes on a CPU
+    torch.set_float32_matmul_precision("high")  # on a GPU, float32 products in TF32
     options = config.trainer
     logger = _RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step)
     plugins: list[Any] = [AtomicCheckpointIO()]
@@ -256,23 +258,33 @@ def choose_precision(config: RunConfig) -> Any:
     """The configured precision, or bf16-mixed on a GPU that has it and 32-true elsewhere."""
     if config.trainer.precision != "auto":
         return config.trainer.precision
-    on_gpu = config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
-    return "bf16-mixed" if on_gpu and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+    return "bf16-mixed" if _on_cuda(config) and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
 
 
-def compile_if_it_pays(module: GPTModule, device: torch.device) -> None:
-    """Have training compiled where the config asks for it, or leaves it open and there is a CUDA GPU.
+def choose_compile(config: RunConfig) -> bool:
+    """Whether to compile: as configured, or on a CUDA GPU."""
+    wanted = config.trainer.compile
+    return _on_cuda(config) if wanted == "auto" else bool(wanted)
 
-    Evaluation, samples and attention maps go on running eagerly. Where the compiler does not work, that is a warning.
+
+def _on_cuda(config: RunConfig) -> bool:
+    return config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def compile_if_possible(module: GPTModule, trainer: L.Trainer) -> None:
+    """Have training and validation compiled; where the compiler does not work, that is a warning.
+
+    Samples and attention maps go on running eagerly.
     """
-    wanted = module.config.trainer.compile
-    if wanted is False or (wanted == "auto" and device.type != "cuda"):
-        return
-    if error := compiler_error(device):
+    device = trainer.strategy.root_device
+    error = compiler_error(device)
+    if error is None:
+        module.model.transformer.compile()
+        module.compiled_loss = True
+    if trainer.is_global_zero and error is None:
+        log.info("compiling: the first step and the first validation take a minute or so")
+    elif trainer.is_global_zero:
         log.warning("torch cannot compile for %s, so training is not compiled: %s", device, error)
-        return
-    module.model.transformer.compile()
-    module.compiled_loss = True
 
 
 class _RunLogger(TensorBoardLogger):

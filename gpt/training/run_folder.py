@@ -110,8 +110,9 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
     all_flags = [*started_with, *flags]
     saved, asked = parse_config(run_dir / CONFIG_NAME, []), parse_config(config_file, all_flags)
     asked = replace(asked, run_name=asked.run_name or saved.run_name, checkpoints_dir=str(run_dir.parent))
-    if asked.trainer.precision == "auto":
-        asked = replace(asked, trainer=replace(asked.trainer, precision=saved.trainer.precision))
+    for key in ("precision", "compile"):  # what was chosen then is not chosen anew
+        if getattr(asked.trainer, key) == "auto":
+            asked = replace(asked, trainer=replace(asked.trainer, **{key: getattr(saved.trainer, key)}))
     before, after = flat(asdict(saved)), flat(asdict(asked))
     for key in before:
         if before[key] != after[key] and key not in CHANGEABLE:
