@@ -39,7 +39,7 @@ def find_checkpoint(path: str | Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ValueError(f"there is no checkpoint {path}; give a run folder or a .ckpt file")
+        raise ValueError(f"there is no checkpoint {path}; give a run folder, a .ckpt file or a GPT-2 of Hugging Face's")
     for name in (BEST, LAST):
         if (path / name).is_file():
             return path / name

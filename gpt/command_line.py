@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import math
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -41,7 +42,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         argv: the arguments; default those of the process.
 
     Returns:
-        The exit status: 2 for a user's mistake.
+        The exit status: 2 for a user's mistake, 130 after Ctrl-C, 141 if the output's reader has gone.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     try:
@@ -49,12 +50,20 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever read our output has seen enough, as head does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes
+        return 141
     except (ValueError, OSError) as error:
         if not isinstance(error, OSError) and not raised_by_us(error):
             raise
-        message = error.strerror if isinstance(error, OSError) and error.filename is None else None
-        print(f"error: {' '.join((message or str(error)).split())}", file=sys.stderr)
+        print(f"error: {' '.join(_message(error).split())}", file=sys.stderr)
         return 2
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def print_json(content: Any) -> None:

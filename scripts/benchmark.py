@@ -82,6 +82,8 @@ def _peers(names: list[str]) -> "Peers":
         kind, _, where = name.partition("=")
         if kind == "nanogpt" and where:
             folder = Path(where)
+            if not (folder / "model.py").is_file():
+                raise ValueError(f"--peers {name}: {folder} is no checkout of nanoGPT (it has no model.py)")
         elif name == "transformers":
             if importlib.util.find_spec("transformers") is None:
                 raise ValueError("--peers transformers: it is not installed; pip install transformers")

@@ -22,8 +22,9 @@ Continue prompts with a trained model; dropout is off, and a seed gives the same
   echo "Once upon" | python scripts/generate.py gpt2 --prompt-file - --quantize int8
 """
 EPILOG = """\
---json prints one object: {"samples": [{"prompt", "text", "token_ids", "finish_reason"}, ...]}, text and ids being the
-continuation only and finish_reason "length", "eos" (the model ended the text) or "stop". Speed goes to stderr.
+--json prints one object: {"samples": [{"prompt", "text", "token_ids", "finish_reason"}, ...]}, of the
+continuation only (a stop text is in its ids and not in its text); finish_reason is "length", "eos" (the model ended the
+text) or "stop". Speed goes to stderr.
 """
 _ROWS_AT_ONCE = 32  # of one batch; a row of GPT-2 small takes 72 MB of keys and values
 
@@ -34,7 +35,13 @@ def parser() -> ArgumentParser:
     parser.add_checkpoint()
     add = parser.add_argument
     add("--prompt", nargs="+", default=[], metavar="TEXT", help="texts to continue; default: the start of a text")
-    add("--prompt-file", nargs="+", default=[], metavar="F", help="files with a prompt each; - is standard input")
+    add(
+        "--prompt-file",
+        nargs="+",
+        default=[],
+        metavar="F",
+        help="files, each a prompt (but its last line end); - is standard input",
+    )
     add("--max-new-tokens", type=int, default=100, metavar="N", help="most tokens (default 100)")
     add("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default 1.0)")
     add("--top-k", type=int, metavar="K", help="draw among the K likeliest tokens only")
@@ -45,7 +52,7 @@ def parser() -> ArgumentParser:
     add("--num-samples", type=int, default=1, metavar="N", help="samples per prompt (default 1)")
     add("--seed", type=int, default=0, help="of the first sample; the next has the next (default 0)")
     add("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
-    add("--quantize", choices=("int8",), help="round weights to 8 bits for speed on a CPU")
+    add("--quantize", choices=("int8",), help="8-bit weights: faster on a CPU, from about d_model 768 on")
     add("--no-cache", action="store_true", help="read everything anew for each token: slow, for comparison")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--stream", action="store_true", help="print text as it comes, one sample after the other")
@@ -74,6 +81,8 @@ def body(argv: list[str]) -> int:
     seeds = [args.seed + number for _ in prompts for number in range(args.num_samples)]
     check_seeds(seeds)
     lay_out_for_decoding(model, args.quantize)
+    if args.quantize and model.config.d_model < 512:
+        logging.getLogger("generate").warning("a model this small is slower in 8 bits")
     watch = _Watch()
     finished: list[Continuation] = []
     rows_at_once = 1 if args.stream else _ROWS_AT_ONCE

@@ -63,16 +63,19 @@ def body(argv: list[str]) -> int:
     result = train(config, run_dir, flags, resume=found is not None, check_only=args.check)
     if result is None:  # only checked, or the run's first process speaks for all
         return 0
-    log.info(
-        "done: %d steps in %.0f s (training alone %s tokens/s), last training loss %.4f, "
-        "validation loss %.4f nats (%.4f bits per byte)",
-        result.steps,
-        result.seconds,
-        f"{result.tokens_per_second:,.0f}",
-        result.train_loss_nats,
-        result.val_loss_nats,
-        result.val_bits_per_byte,
-    )
+    if result.seconds == 0:  # it had ended before, and said so
+        log.info("validation loss %.4f nats (%.4f bits per byte)", result.val_loss_nats, result.val_bits_per_byte)
+    else:
+        log.info(
+            "done: step %d after %.0f s (training alone %s tokens/s), last training loss %.4f, "
+            "validation loss %.4f nats (%.4f bits per byte)",
+            result.steps,
+            result.seconds,
+            f"{result.tokens_per_second:,.0f}",
+            result.train_loss_nats,
+            result.val_loss_nats,
+            result.val_bits_per_byte,
+        )
     programs = Path(os.path.relpath(sys.executable)).parent
     log.info(
         "next, text:      %s/python scripts/generate.py %s --prompt 'The ' --temperature 0.8 --top-k 50",

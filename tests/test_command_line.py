@@ -1,4 +1,6 @@
 import logging
+import subprocess
+import sys
 
 import pytest
 
@@ -23,7 +25,7 @@ def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lambda argv: len(open(argv[0]).read()), ["/no/such/file"]) == 2  # noqa: SIM115, PTH123
-    assert capsys.readouterr().err == "error: [Errno 2] No such file or directory: '/no/such/file'\n"
+    assert capsys.readouterr().err == "error: /no/such/file: No such file or directory\n"
 
 
 def test_logs_go_to_stderr_and_json_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,3 +37,14 @@ def test_logs_go_to_stderr_and_json_to_stdout(capsys: pytest.CaptureFixture[str]
     assert run(body, []) == 0
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ('{"é": 1}\n', "progress\n")
+
+
+def test_a_reader_that_has_gone_is_no_mistake() -> None:
+    code = "from gpt.command_line import run; import sys; sys.exit(run(lambda argv: print('x' * 10**6) or 0, []))"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.read(10)
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 141

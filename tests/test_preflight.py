@@ -28,7 +28,7 @@ def test_check_says_what_a_run_would_be_and_writes_nothing(
         "2 x 2 windows per step",
         "cpu, 32-true, math attention",
         "weights 0.1 MiB",
-        f"writing to {tmp_path / 'checkpoints' / 'tiny'}",
+        f"run folder: {tmp_path / 'checkpoints' / 'tiny'}",
     ):
         assert words in captured.err, captured.err
     assert not (tmp_path / "checkpoints").exists()
@@ -59,6 +59,14 @@ def test_a_key_of_the_file_without_effect_is_a_warning(
 ) -> None:
     assert train_tiny(tmp_path, "--check", "--optim.schedule", "constant") == 0
     assert "optim.min_learning_rate has no effect: optim.schedule is constant" in capfd.readouterr().err
+
+
+def test_data_read_again_and_again_is_a_warning(
+    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for steps, words in (("2500", False), ("2600", True)):  # of 128 of the 3,302 tokens
+        assert train_tiny(tmp_path, "--check", "--trainer.max_steps", steps) == 0
+        assert ("the run reads its data 101 times over" in capfd.readouterr().err) is words
 
 
 def test_a_warmup_longer_than_the_run_is_a_warning(

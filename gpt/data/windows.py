@@ -58,7 +58,9 @@ class TokenWindows(Dataset[Window]):
                 f"one window needs {context_length + 1} tokens and split {tokens.name!r} has {len(tokens)}; "
                 "prepare more text (or another --val-fraction), or lower model.context_length"
             )
-        if not 0 <= overlap < context_length:
+        if overlap < 0:
+            raise ValueError(f"an overlap of {overlap} tokens is none; it must be at least 0")
+        if overlap >= context_length:
             raise ValueError(
                 f"an overlap of {overlap} tokens leaves nothing new of {context_length}; choose a smaller one"
             )

@@ -13,6 +13,8 @@ from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace
 from gpt.training.config import RunConfig
 
 _SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
+_COMMAND_LINE = "the command line"
+_OTHER_OPTIONS = ("config", "resume", "check", "json", "help")  # of train.py, beside the config's keys
 # The vocabulary comes with the data, so it is no option.
 _SKIPPED = {"model": {"vocab_size"}}
 
@@ -60,7 +62,7 @@ def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
         _check_known(key, str(config_file))
     for flag in flags:
         if flag.startswith("--"):
-            _check_known(flag[2:].partition("=")[0], "the command line")
+            _check_known(flag[2:].partition("=")[0], _COMMAND_LINE)
     try:
         return _build(parser.parse_args(flags, namespace=parser.parse_object(content)))
     except (ArgumentError, TypeError) as error:
@@ -104,6 +106,8 @@ def _check_known(key: str, where: str) -> None:
         examples = ", ".join(name for name in known if name.startswith(f"{key}."))
         raise ValueError(f"{key!r} in {where} is a section; give its keys: {examples}")
     # A lone field name, or a section misspelt, is matched on the part that is right.
+    if where == _COMMAND_LINE:
+        known = [*known, *_OTHER_OPTIONS]
     by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     nearest = by_last_part or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
@@ -121,6 +125,7 @@ def _readable(message: str) -> str:
     key, wanted, got = match.groups()
     wanted = " or ".join(re.findall(r"Expected a (?:typing\.)?(.+?)(?: - |$)", wanted))
     wanted = re.sub(r"<class '(\w+)'>", r"\1", wanted).replace("Literal", "one of ")
+    wanted = re.sub(r"^bool\b", "true or false", wanted)
     return f"{key} is {got!r}; it must be {wanted}"
 
 

@@ -15,6 +15,8 @@ from gpt.training.module import GPTModule
 
 log = logging.getLogger(__name__)
 
+_MANY_EPOCHS = 100  # by then a text is known by heart
+
 
 def preflight(
     config: RunConfig, module: GPTModule, data: TokenDataModule, trainer: L.Trainer, run_dir: Path, flags: list[str]
@@ -49,12 +51,14 @@ def preflight(
         f"memory: about {_size(sum(parts.values()))} per process beside the libraries ("
         + ", ".join(f"{name} {_size(size)}" for name, size in parts.items())
         + ")",
-        f"writing to {run_dir}",
+        f"run folder: {run_dir}",
     ]
     for line in lines:
         log.info("%s", line)
     if config.optim.warmup_steps >= options.max_steps:
         log.warning("the warmup (%d steps) is not over when the run ends", config.optim.warmup_steps)
+    if epochs > _MANY_EPOCHS:
+        log.warning("the run reads its data %.0f times over: more text, or a smaller trainer.max_steps", epochs)
     for key, reason in idle.items():
         log.warning("%s has no effect: %s", key, reason)
 

@@ -118,7 +118,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     if not trainer.is_global_zero:
         return None
     if samples.text:
-        log.info("\n--- a sample of the finished model ---\n%s\n---\n", printable(samples.text))
+        log.info("\n--- a sample of the model ---\n%s\n---\n", printable(samples.text))
     assert module.evaluation is not None  # RunCheckpoints has the last step validated
     return RunResult(
         run_dir=str(run_dir),

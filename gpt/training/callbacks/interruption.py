@@ -68,7 +68,10 @@ class Interruption(StepCallback, Checkpoint):
         if self._reason == _TIME_IS_UP:
             trainer.should_stop = True  # makes Lightning validate, which saves
             if trainer.is_global_zero:
-                log.info("trainer.max_time is over: stopping after step %d; --resume continues", step)
+                name = self._checkpoints.folder.name
+                log.info(
+                    "trainer.max_time is over: stopping after step %d; --resume --run_name %s continues", step, name
+                )
         elif step % options.validate_every_steps != 0:
             self._checkpoints.save(trainer)
             self._leave(trainer)
