@@ -122,7 +122,7 @@ def peer_rows(peers: Peers, pairs: int = 4) -> list[Row]:
             raise ValueError(f"from its new token {parted[0]} on, {name} writes another text: not the same model")
         log.info("%s against %s, the same %d tokens (tokens/s)", what, name, NEW)
         results = alternate(
-            partial(_our_rate, model, tokenizer), partial(_rate, theirs), pairs if name == "transformers" else 2
+            partial(_our_rate, model, tokenizer), partial(_rate, theirs), pairs if name == "transformers" else 3
         )
         ours += [mine for mine, _ in results]
         rows.append(ratio_row(what, name, results, *goals))
