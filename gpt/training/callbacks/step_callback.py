@@ -1,5 +1,6 @@
 """What most callbacks do: something after an optimizer step."""
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import lightning as L
@@ -7,7 +8,7 @@ import lightning as L
 from gpt.training.module import GPTModule
 
 
-class StepCallback(L.Callback):
+class StepCallback(L.Callback, ABC):
     """Is called after each optimizer step, where Lightning calls after each micro-batch of an accumulation."""
 
     def on_train_batch_end(
@@ -18,6 +19,6 @@ class StepCallback(L.Callback):
         if pl_module.ends_step(batch):
             self.after_step(trainer, pl_module)
 
+    @abstractmethod
     def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
         """What there is to do; ``trainer.global_step`` counts the step as taken."""
-        raise NotImplementedError
