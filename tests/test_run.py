@@ -374,7 +374,7 @@ def test_two_processes_are_one_run(tiny_data: Path, tiny_config: Path, tmp_path:
         )
         assert finished.returncode == 0, finished.stderr
         results[name] = json.loads(finished.stdout)  # one object, or this fails
-        assert finished.stderr.count("done: 8 steps") == 1
+        assert finished.stderr.count("done: step 8 after") == 1
     for tag in ("train/loss_nats", "val/loss_nats", "train/gradient_norm"):
         one, two = scalars(tmp_path / "one", tag), scalars(tmp_path / "two", tag)
         assert two == pytest.approx(one, abs=1e-5)
