@@ -52,7 +52,7 @@ def parser() -> ArgumentParser:
     add("--num-samples", type=int, default=1, metavar="N", help="samples per prompt (default 1)")
     add("--seed", type=int, default=0, help="of the first sample; the next has the next (default 0)")
     add("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
-    add("--quantize", choices=("int8",), help="8-bit weights: faster on a CPU, from about d_model 768 on")
+    add("--quantize", choices=("int8",), help="8-bit weights: faster on a CPU, from about d_model 384 on")
     add("--no-cache", action="store_true", help="read everything anew for each token: slow, for comparison")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--stream", action="store_true", help="print text as it comes, one sample after the other")
@@ -81,7 +81,7 @@ def body(argv: list[str]) -> int:
     seeds = [args.seed + number for _ in prompts for number in range(args.num_samples)]
     check_seeds(seeds)
     lay_out_for_decoding(model, args.quantize)
-    if args.quantize and model.config.d_model < 512:
+    if args.quantize and model.config.d_model < 384:  # docs/experiments.md
         logging.getLogger("generate").warning("a model this small is slower in 8 bits")
     watch = _Watch()
     finished: list[Continuation] = []

@@ -1,9 +1,7 @@
 import struct
-from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from gpt.data.token_files import ShardWriter, dtype_for, open_shard, write_shard
 
@@ -21,11 +19,9 @@ def test_the_dtype_is_the_smallest_that_holds_every_id() -> None:
     assert [dtype_for(size).name for size in (257, 50257, 65536, 65537, 100277)] == ["uint16"] * 3 + ["uint32"] * 2
 
 
-def test_an_exception_leaves_nothing_of_a_shard(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="mine"), ExitStack() as stack:
-        writer = ShardWriter(tmp_path / "shard", dtype_for(257))
-        stack.push(writer.leave)
-        writer.write(np.array([1, 2], dtype="<u2"))
-        assert list(tmp_path.iterdir())
-        raise ValueError("mine")
+def test_an_unfinished_shard_leaves_nothing(tmp_path: Path) -> None:
+    writer = ShardWriter(tmp_path / "shard", dtype_for(257))
+    writer.write(np.array([1, 2], dtype="<u2"))
+    assert list(tmp_path.iterdir())
+    writer.leave()
     assert not list(tmp_path.iterdir())

@@ -191,7 +191,7 @@ def _write_splits(
     with ExitStack() as stack:
         writers = {name: SplitWriter(output, name, dtype, options.shard_tokens, tokenizer.eot_id) for name in SPLITS}
         for writer in writers.values():
-            stack.push(writer.leave)
+            stack.callback(writer.leave)
         pieces = _pieces(documents, tokenizer, options, chosen, found)
         for encoded in encode_pieces(pieces, tokenizer, options.special_tokens == "token", workers):
             for name, tokens in encoded.tokens.items():

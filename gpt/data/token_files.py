@@ -77,8 +77,8 @@ class ShardWriter:
         self._stack.close()
         return Shard(self.path.name, self.tokens, sha256_of_file(self.path))
 
-    def leave(self, *exception: Any) -> None:
-        """Leave nothing of an unfinished shard; an ExitStack's callback."""
+    def leave(self) -> None:
+        """Leave nothing of an unfinished shard."""
         with suppress(_Unfinished), self._stack:
             raise _Unfinished
 
@@ -130,8 +130,8 @@ class SplitWriter:
             self._finish_shard()
         return Split(self.tokens, self._documents, self._utf8_bytes, tuple(self._shards))
 
-    def leave(self, *exception: Any) -> None:
-        """Leave no shard half-written; complete ones stay. An ExitStack's callback."""
+    def leave(self) -> None:
+        """Leave no shard half-written; complete ones stay."""
         if self._writer is not None:
             self._writer.leave()
 
