@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gpt.errors import UserError
 from gpt.files import atomic_write
 from gpt.huggingface import is_pretrained_folder, read_pretrained
 from gpt.model.config import GPTConfig
@@ -39,11 +40,11 @@ def find_checkpoint(path: str | Path) -> Path:
     if path.is_file():
         return path
     if not path.is_dir():
-        raise ValueError(f"there is no checkpoint {path}; give a run folder, a .ckpt file or a GPT-2 of Hugging Face's")
+        raise UserError(f"there is no checkpoint {path}; give a run folder, a .ckpt file or a GPT-2 of Hugging Face's")
     for name in (BEST, LAST):
         if (path / name).is_file():
             return path / name
-    raise ValueError(f"folder {path} has neither {BEST} nor {LAST}; give the folder of a run that has saved")
+    raise UserError(f"folder {path} has neither {BEST} nor {LAST}; give the folder of a run that has saved")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -62,13 +63,13 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """
     file = find_checkpoint(path)
     if not zipfile.is_zipfile(file):  # also what a truncated file fails
-        raise ValueError(f"{file} is not a checkpoint, or is damaged; give one that train.py wrote")
+        raise UserError(f"{file} is not a checkpoint, or is damaged; give one that train.py wrote")
     try:
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file} cannot be loaded safely: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{file} cannot be loaded safely: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
-        raise ValueError(f"{file} is not a checkpoint of this project (format_version {FORMAT_VERSION})")
+        raise UserError(f"{file} is not a checkpoint of this project (format_version {FORMAT_VERSION})")
     return content
 
 
@@ -94,9 +95,9 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
             tokenizer = Tokenizer(content["hyper_parameters"]["tokenizer"])
             weights = _model_weights(content["state_dict"])
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path} is not a checkpoint of this project: {error!r}") from None
+            raise UserError(f"{path} is not a checkpoint of this project: {error!r}") from None
     if tokenizer.vocab_size != config.vocab_size:
-        raise ValueError(
+        raise UserError(
             f"{path} has {config.vocab_size} token ids and its tokenizer {tokenizer.name!r} {tokenizer.vocab_size}"
         )
     with torch.device("meta"), _NoInitialisation():  # no time spent on weights that are replaced at once
@@ -104,7 +105,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
-        raise ValueError(f"{path} has other weights than its own shape needs: {str(error).splitlines()[-1]}") from None
+        raise UserError(f"{path} has other weights than its own shape needs: {str(error).splitlines()[-1]}") from None
     return model.to(device).requires_grad_(False).eval(), tokenizer
 
 

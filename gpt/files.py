@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
+from gpt.errors import UserError
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
@@ -57,7 +59,7 @@ def exclusive(folder: Path, otherwise: str) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise ValueError(otherwise) from None
+            raise UserError(otherwise) from None
         for path in folder.glob("*.tmp"):
             path.unlink()
         yield

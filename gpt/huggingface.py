@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gpt.errors import UserError
 from gpt.files import atomic_write
 from gpt.model.config import GPTConfig
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
@@ -100,16 +101,16 @@ def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
     converted = {}
     for ours, theirs in _pairs(config.num_layers).items():
         if theirs not in present:
-            raise ValueError(f"there is no {theirs} in the weights; is this a whole GPT-2?")
+            raise UserError(f"there is no {theirs} in the weights; is this a whole GPT-2?")
         tensor = present.pop(theirs)
         expected = _shape_of(theirs, config)
         if tuple(tensor.shape) != expected:
-            raise ValueError(f"{theirs} has shape {tuple(tensor.shape)}; by config.json it is {expected}")
+            raise UserError(f"{theirs} has shape {tuple(tensor.shape)}; by config.json it is {expected}")
         converted[ours] = (tensor.T if lies_transposed(theirs) else tensor).float().contiguous()
     if present:
-        raise ValueError(f"the weights hold {min(present)}, which a plain GPT-2 does not have")
+        raise UserError(f"the weights hold {min(present)}, which a plain GPT-2 does not have")
     if head is not None and not torch.equal(head.float(), converted["transformer.token_embedding.weight"]):
-        raise ValueError("lm_head.weight differs from wte.weight; an untied head is not computed here")
+        raise UserError("lm_head.weight differs from wte.weight; an untied head is not computed here")
     return converted
 
 
@@ -121,16 +122,16 @@ def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
     """
     for key, allowed in _COMPUTED.items():
         if key in content and content[key] not in allowed:
-            raise ValueError(f"{key} is {content[key]!r}; only {' or '.join(map(repr, allowed))} is computed here")
+            raise UserError(f"{key} is {content[key]!r}; only {' or '.join(map(repr, allowed))} is computed here")
     if content.get("model_type") != "gpt2":
-        raise ValueError("config.json has no model_type gpt2")
+        raise UserError("config.json has no model_type gpt2")
     try:
         for key in ("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"):
             if not isinstance(content[key], int):
-                raise ValueError(f"{key} is {content[key]!r}, not a number")
+                raise UserError(f"{key} is {content[key]!r}, not a number")
         width = content["n_embd"]
         if content.get("n_inner") not in (None, 4 * width):
-            raise ValueError(f"n_inner is {content['n_inner']}; only four times n_embd ({width}) is computed here")
+            raise UserError(f"n_inner is {content['n_inner']}; only four times n_embd ({width}) is computed here")
         return GPTConfig(
             vocab_size=content["vocab_size"],
             context_length=content["n_positions"],
@@ -141,7 +142,7 @@ def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
             qkv_bias=True,
         )
     except KeyError as error:
-        raise ValueError(f"config.json has no {error.args[0]}") from None
+        raise UserError(f"config.json has no {error.args[0]}") from None
 
 
 def _config_to_gpt2(config: GPTConfig, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -189,12 +190,12 @@ def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], 
     try:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not isinstance(content, dict):
-            raise ValueError("config.json is not an object")
+            raise UserError("config.json is not an object")
         config = config_from_gpt2(content)
         weights = from_gpt2(_read_weights(folder), config)
         tokenizer = _tokenizer_of(folder, content, config.vocab_size)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"{name_or_folder} cannot be used: {error}") from None
+        raise UserError(f"{name_or_folder} cannot be used: {error}") from None
     return config, weights, tokenizer
 
 
@@ -202,44 +203,44 @@ def _read_weights(folder: Path) -> dict[str, Tensor]:
     from safetensors import SafetensorError, safe_open
 
     if not (folder / WEIGHTS).is_file():
-        raise ValueError(f"it has no {WEIGHTS} (pickled weights are not read: they can run code)")
+        raise UserError(f"it has no {WEIGHTS} (pickled weights are not read: they can run code)")
     try:
         with safe_open(folder / WEIGHTS, framework="pt") as file:
             return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
     except (SafetensorError, OSError) as error:
-        raise ValueError(f"{WEIGHTS} is damaged: {error}") from None
+        raise UserError(f"{WEIGHTS} is damaged: {error}") from None
 
 
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     if Path(name).exists():
-        raise ValueError(f"{name} is neither a checkpoint nor a Hugging Face folder (it has no {CONFIG})")
+        raise UserError(f"{name} is neither a checkpoint nor a Hugging Face folder (it has no {CONFIG})")
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, "tokenizer.json", "vocab.json"]))
     except Exception as error:  # the Hub's own, requests', httpx's: all of them mean that it cannot be had
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ValueError(f"there is no file or folder {name}, and it cannot be had from the Hub: {reason}") from None
+        raise UserError(f"there is no file or folder {name}, and it cannot be had from the Hub: {reason}") from None
 
 
 def _tokenizer_of(folder: Path, content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
     """The tokenizer of ours that a folder's model was trained with; checked against its files, if it has any."""
     tokenizer = Tokenizer(content.get(_TOKENIZER_KEY, "gpt2"))
     if tokenizer.vocab_size != vocab_size:
-        raise ValueError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")
+        raise UserError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")
     vocabulary = None
     if (folder / "tokenizer.json").is_file():
         file = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
         model = file.get("model") if isinstance(file, dict) else None
         vocabulary = model.get("vocab") if isinstance(model, dict) else None
         if not isinstance(vocabulary, dict):
-            raise ValueError("its tokenizer.json is no byte-pair vocabulary")
+            raise UserError("its tokenizer.json is no byte-pair vocabulary")
     elif (folder / "vocab.json").is_file():
         vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     if vocabulary is None:
         log.warning("%s has no tokenizer of its own: taking it for %s", folder, tokenizer.name)
     elif {k: v for k, v in vocabulary.items() if k != END_OF_TEXT} != _vocabulary(tokenizer):
-        raise ValueError(f"its tokenizer is not {tokenizer.name}, though of the same size; it is not supported")
+        raise UserError(f"its tokenizer is not {tokenizer.name}, though of the same size; it is not supported")
     return tokenizer
 
 
@@ -257,9 +258,9 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
     from safetensors.torch import save
 
     if tokenizer.name not in ("gpt2", "bytes"):
-        raise ValueError(f"tokenizer {tokenizer.name!r} cannot be written for Hugging Face; gpt2 and bytes can")
+        raise UserError(f"tokenizer {tokenizer.name!r} cannot be written for Hugging Face; gpt2 and bytes can")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ValueError(f"{folder} exists and is not an empty folder; choose another")
+        raise UserError(f"{folder} exists and is not an empty folder; choose another")
     folder.mkdir(parents=True, exist_ok=True)
     files = {
         "generation_config.json": {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id},

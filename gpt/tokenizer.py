@@ -13,6 +13,8 @@ import numpy as np
 import tiktoken
 from numpy.typing import NDArray
 
+from gpt.errors import UserError
+
 END_OF_TEXT = "<|endoftext|>"
 
 _GPT2_RANKS = Path(__file__).with_name("gpt2.tiktoken")
@@ -61,7 +63,7 @@ class Tokenizer:
         self.name = name
         self._encoding = _load_encoding(name)
         if END_OF_TEXT not in self._encoding.special_tokens_set:
-            raise ValueError(f"tokenizer {name!r} has no {END_OF_TEXT} token; use gpt2, bytes or cl100k_base")
+            raise UserError(f"tokenizer {name!r} has no {END_OF_TEXT} token; use gpt2, bytes or cl100k_base")
 
     @property
     def vocab_size(self) -> int:
@@ -94,7 +96,7 @@ class Tokenizer:
         try:
             ids = self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
         except UnicodeEncodeError as error:
-            raise ValueError(
+            raise UserError(
                 f"{text[error.start]!r} in the text is no character, but half of one or a byte that is not UTF-8"
             ) from None
         except ValueError:  # the regex engine's stack overflowed
@@ -116,7 +118,7 @@ class Tokenizer:
             ids.append(np.array(self._encoding._encode_single_piece(text[start:end]), dtype=np.uint32))
             done = end
         if not ids:
-            raise ValueError(f"a run of whitespace is too long for tokenizer {self.name!r}; shorten it")
+            raise UserError(f"a run of whitespace is too long for tokenizer {self.name!r}; shorten it")
         if done < len(text):
             ids.append(self.encode_array(text[done:], end_of_text))
         return np.concatenate(ids)
@@ -158,7 +160,7 @@ class Tokenizer:
             ValueError: an id is outside the vocabulary.
         """
         if outside := [token for token in ids if not 0 <= token < self.vocab_size]:
-            raise ValueError(f"id {outside[0]} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
+            raise UserError(f"id {outside[0]} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
         try:
             return self._encoding.decode_bytes(ids)
         except KeyError:  # some vocabularies have gaps: ids below vocab_size that stand for nothing
@@ -231,11 +233,11 @@ def _load_encoding(name: str) -> tiktoken.Encoding:
         return _gpt2_encoding()
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(["gpt2", "bytes", *sorted(set(tiktoken.list_encoding_names()) - {"gpt2"})])
-        raise ValueError(f"unknown tokenizer {name!r}; known are {known}")
+        raise UserError(f"unknown tokenizer {name!r}; known are {known}")
     try:
         return tiktoken.get_encoding(name)
     except (OSError, ValueError) as error:  # requests' exceptions are OSErrors; a wrong hash is a ValueError
-        raise ValueError(
+        raise UserError(
             f"tokenizer {name!r} needs a download that failed ({type(error).__name__}); gpt2 and bytes work offline"
         ) from error
 
@@ -246,7 +248,7 @@ def _gpt2_encoding() -> tiktoken.Encoding:
 
     content = _GPT2_RANKS.read_bytes()
     if hashlib.sha256(content).hexdigest() != _GPT2_SHA256:
-        raise ValueError(f"{_GPT2_RANKS} is damaged (its SHA-256 is not OpenAI's); reinstall mini-gpt")
+        raise UserError(f"{_GPT2_RANKS} is damaged (its SHA-256 is not OpenAI's); reinstall mini-gpt")
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
     return tiktoken.Encoding(
         "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt.command_line import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, run
+from gpt.errors import UserError
 
 if TYPE_CHECKING:
     from gpt.benchmark.train import Peers
@@ -61,7 +62,7 @@ def body(argv: list[str]) -> int:
     available = {"train": train.rows(peers), "generate": generate.rows(peers), "data": data.ROWS}[args.what]
     names = args.rows or list(available)
     if unknown := [name for name in names if name not in available]:
-        raise ValueError(f"there is no row {unknown[0]!r} in {args.what}; it has {', '.join(available)}")
+        raise UserError(f"there is no row {unknown[0]!r} in {args.what}; it has {', '.join(available)}")
     rows = []
     for name in names:
         logging.getLogger("benchmark").info("%s ...", name)
@@ -83,13 +84,13 @@ def _peers(names: list[str]) -> "Peers":
         if kind == "nanogpt" and where:
             folder = Path(where)
             if not (folder / "model.py").is_file():
-                raise ValueError(f"--peers {name}: {folder} is no checkout of nanoGPT (it has no model.py)")
+                raise UserError(f"--peers {name}: {folder} is no checkout of nanoGPT (it has no model.py)")
         elif name == "transformers":
             if importlib.util.find_spec("transformers") is None:
-                raise ValueError("--peers transformers: it is not installed; pip install transformers")
+                raise UserError("--peers transformers: it is not installed; pip install transformers")
             transformers = True
         else:
-            raise ValueError(f"--peers {name!r} is unknown; give transformers or nanogpt=DIR")
+            raise UserError(f"--peers {name!r} is unknown; give transformers or nanogpt=DIR")
     return Peers(folder, transformers)
 
 

@@ -5,7 +5,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from gpt.command_line import ArgumentParser, run
+from gpt.cli import ArgumentParser, run
+from gpt.errors import UserError
 
 DESCRIPTION = """\
 Convert between a run folder and a Hugging Face GPT-2 folder (config.json, model.safetensors, tokenizer.json).
@@ -39,7 +40,7 @@ def body(argv: list[str]) -> int:
 
     target: Path = args.target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ValueError(f"{target} exists and is not an empty folder; choose another")
+        raise UserError(f"{target} exists and is not an empty folder; choose another")
     if args.direction == "from-hf":
         config, weights, tokenizer = read_pretrained(args.source)
         target.mkdir(parents=True, exist_ok=True)

@@ -4,7 +4,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from gpt.command_line import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, run
+from gpt.errors import UserError
 
 DESCRIPTION = """\
 Loss, perplexity and bits per byte of a model over a whole split.
@@ -31,7 +32,7 @@ def parser() -> ArgumentParser:
         help="tokens that each window repeats from the one before as context (default 0; more is slower and lower)",
     )
     parser.add_argument("--batch-size", type=int, default=8, metavar="N", help="windows at once (default 8)")
-    parser.add_argument("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
+    parser.add_device()
     parser.add_argument(
         "--quantize", choices=("int8",), help="round weights to 8 bits, as generate.py does: what it costs (CPU)"
     )
@@ -43,16 +44,16 @@ def body(argv: list[str]) -> int:
     """Evaluate."""
     args = parser().parse_args(argv)
     if args.batch_size < 1:
-        raise ValueError(f"--batch-size is {args.batch_size}; it must be at least 1")
+        raise UserError(f"--batch-size is {args.batch_size}; it must be at least 1")
     # Imported here so that --help answers at once.
     from dataclasses import asdict
 
     from torch.utils.data import DataLoader
 
     from gpt.checkpoint import load_model, trained_with_document_mask
+    from gpt.cli import choose_device
     from gpt.data.manifest import Manifest, SplitTokens
     from gpt.data.windows import TokenWindows
-    from gpt.devices import choose_device
     from gpt.evaluation import evaluate
     from gpt.generation.decode_weights import lay_out_for_decoding
 

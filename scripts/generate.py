@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.command_line import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, run
+from gpt.errors import UserError
 
 if TYPE_CHECKING:
     from gpt.generation.generate import Continuation, Piece
@@ -51,7 +52,7 @@ def parser() -> ArgumentParser:
     add("--stop", nargs="+", default=[], metavar="TEXT", help="texts that end it; they are not printed")
     add("--num-samples", type=int, default=1, metavar="N", help="samples per prompt (default 1)")
     add("--seed", type=int, default=0, help="of the first sample; the next has the next (default 0)")
-    add("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
+    parser.add_device()
     add("--quantize", choices=("int8",), help="8-bit weights: faster on a CPU, from about d_model 384 on")
     add("--no-cache", action="store_true", help="read everything anew for each token: slow, for comparison")
     how = parser.add_mutually_exclusive_group()
@@ -64,10 +65,10 @@ def body(argv: list[str]) -> int:
     """Generate."""
     args = parser().parse_args(argv)
     if args.num_samples < 1:
-        raise ValueError(f"--num-samples is {args.num_samples}; it must be at least 1")
+        raise UserError(f"--num-samples is {args.num_samples}; it must be at least 1")
     # Imported here so that --help answers at once.
     from gpt.checkpoint import load_model
-    from gpt.devices import choose_device
+    from gpt.cli import choose_device
     from gpt.generation.decode_weights import lay_out_for_decoding
     from gpt.generation.generate import Request, check_seeds, stream
     from gpt.generation.sampling import Sampling
@@ -115,7 +116,7 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
         try:
             prompts.append(content.decode().removesuffix("\n"))
         except UnicodeDecodeError as error:
-            raise ValueError(f"prompt file {name} is not UTF-8: byte {error.start} is not; convert it") from None
+            raise UserError(f"prompt file {name} is not UTF-8: byte {error.start} is not; convert it") from None
     return prompts or [""]
 
 

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpt.command_line import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, run
+from gpt.errors import UserError
 
 if TYPE_CHECKING:
     from gpt.data.manifest import Manifest
@@ -76,7 +77,7 @@ def body(argv: list[str]) -> int:
     log = logging.getLogger("prepare_data")
     if args.verify:
         if args.sources or args.output:
-            raise ValueError("--verify takes one prepared folder and neither SOURCE nor --output")
+            raise UserError("--verify takes one prepared folder and neither SOURCE nor --output")
         folder, manifest, outcome = args.verify, verify(args.verify), "every byte as written"
     else:
         folder, manifest, written = _prepare(args)
@@ -101,13 +102,13 @@ def _prepare(args: argparse.Namespace) -> "tuple[Path, Manifest, bool]":
     from gpt.data.prepare import PrepareOptions, prepare
 
     if not args.sources:
-        raise ValueError("give a SOURCE and --output DIR, for example: pydocs --output data/pydocs")
+        raise UserError("give a SOURCE and --output DIR, for example: pydocs --output data/pydocs")
     if args.output is None:
         folder = Path(args.sources[0])
         if len(args.sources) > 1 or not token_files(folder):
-            raise ValueError("give --output DIR, a folder to write to (only a folder of token files needs none)")
+            raise UserError("give --output DIR, a folder to write to (only a folder of token files needs none)")
         if args.tokenizer is None:
-            raise ValueError(f"{folder} holds token files, which do not say what made them; give --tokenizer NAME")
+            raise UserError(f"{folder} holds token files, which do not say what made them; give --tokenizer NAME")
         return folder, *adopt(folder, args.tokenizer)
     options = PrepareOptions(args.val_fraction, args.shard_tokens, args.special_tokens, args.seed, args.streaming)
     reading = ReadOptions(args.text_column, args.split, args.encoding_errors, args.newlines)

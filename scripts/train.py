@@ -7,7 +7,8 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from gpt.command_line import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, run
+from gpt.errors import UserError
 from gpt.training.config_parser import config_parser, parse_config
 from gpt.training.run_folder import find_run, new_run_dir
 
@@ -44,7 +45,7 @@ def body(argv: list[str]) -> int:
         print(f"{parser().format_help()}\n{config_parser().format_help()}")
         return 0
     if args.config is None:
-        raise ValueError("give --config FILE, for example configs/quickstart.yaml")
+        raise UserError("give --config FILE, for example configs/quickstart.yaml")
     log = logging.getLogger("train")
     found = find_run(args.config, flags) if args.resume else None
     if found is not None:

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.command_line import ArgumentParser, run
+from gpt.cli import ArgumentParser, run
+from gpt.errors import UserError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -37,7 +38,7 @@ def parser() -> ArgumentParser:
     add("--generate", type=int, default=0, metavar="N", help="let the model write N more tokens first (default 0)")
     add("--temperature", type=float, default=1.0, metavar="T", help="of --generate; 0 is greedy (default 1.0)")
     add("--seed", type=int, default=0, help="of --generate (default 0)")
-    add("--device", help="cpu, cuda, cuda:1, mps; default: the best one here")
+    parser.add_device()
     add(
         "--logdir",
         type=Path,
@@ -58,20 +59,20 @@ def body(argv: list[str]) -> int:
     from gpt.attention_maps.probes import MAX_PROBE_TOKENS, Probe, repeated_random_probe, text_probe
     from gpt.attention_maps.writer import Capture, write_captures
     from gpt.checkpoint import load_model, steps_trained
-    from gpt.devices import choose_device
+    from gpt.cli import choose_device
     from gpt.generation.generate import Request, generate
     from gpt.generation.sampling import Sampling
 
     if args.generate < 0:
-        raise ValueError(f"--generate is {args.generate}; it must be at least 0")
+        raise UserError(f"--generate is {args.generate}; it must be at least 0")
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
     longest = min(MAX_PROBE_TOKENS, model.config.context_length)
     prompts = [tokenizer.encode(prompt) for prompt in args.prompt]
     for text, prompt in zip(args.prompt, prompts, strict=True):
         if not prompt and not args.generate:
-            raise ValueError("an empty prompt has nothing to watch; give some text, or --generate")
+            raise UserError("an empty prompt has nothing to watch; give some text, or --generate")
         if 1 + len(prompt) + args.generate > longest:
-            raise ValueError(
+            raise UserError(
                 f"the prompt {text[:30]!r} makes {1 + len(prompt) + args.generate} tokens with its start and "
                 f"--generate, and {longest} can be watched; shorten it, or lower --generate"
             )
@@ -82,7 +83,7 @@ def body(argv: list[str]) -> int:
         ids = [tokenizer.eot_id, *prompt, *(written[number].token_ids if written else [])]
         generated_from = 1 + len(prompt) if written else None
         if len(ids) < 2:
-            raise ValueError("the model ended the text at once: there is nothing to watch; give a prompt")
+            raise UserError("the model ended the text at once: there is nothing to watch; give a prompt")
         probes.append(text_probe(tokenizer, ids, "generated" if written else "prompt", generated_from))
     random = repeated_random_probe(tokenizer, _id_weights(args.checkpoint, tokenizer), model.config.context_length)
     step = steps_trained(args.checkpoint)

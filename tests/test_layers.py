@@ -11,7 +11,8 @@ import gpt
 
 ROOT = Path(gpt.__file__).parent
 STAGES = [
-    {"files", "command_line", "devices"},
+    {"errors"},
+    {"files", "cli"},
     {"tokenizer"},
     {"data", "model"},
     {"huggingface"},

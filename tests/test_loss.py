@@ -7,9 +7,9 @@ import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpt.data.windows import IGNORED
-from gpt.devices import compiler_error
 from gpt.model import loss as loss_module
 from gpt.model.loss import next_token_loss
+from gpt.training.run import compiler_error
 
 
 def _plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

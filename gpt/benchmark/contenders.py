@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt.errors import UserError
 from gpt.huggingface import lies_transposed, to_gpt2
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
@@ -106,7 +107,7 @@ def nanogpt_model(folder: Path, config: GPTConfig, weights: Weights, vocab_size:
         ValueError: the folder is no checkout of nanoGPT.
     """
     if not (folder / "model.py").is_file():
-        raise ValueError(f"{folder} is no checkout of nanoGPT (it has no model.py)")
+        raise UserError(f"{folder} is no checkout of nanoGPT (it has no model.py)")
     spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
     assert spec is not None
     assert spec.loader is not None

@@ -17,6 +17,7 @@ from gpt.benchmark.contenders import nanogpt_model, transformers_model
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
 from gpt.benchmark.train import GPT2_SMALL, Peers
 from gpt.checkpoint import write_model
+from gpt.errors import UserError
 from gpt.generation.decode_weights import lay_out_for_decoding, one_token_step
 from gpt.generation.generate import Request, generate, prefill
 from gpt.generation.sampling import Sampling
@@ -119,7 +120,7 @@ def peer_rows(peers: Peers, pairs: int = 4) -> list[Row]:
         pairs_of_ids = itertools.zip_longest(ours_alone.token_ids, theirs_alone)
         parted = [number for number, (mine, other) in enumerate(pairs_of_ids) if mine != other]
         if parted:
-            raise ValueError(f"from its new token {parted[0]} on, {name} writes another text: not the same model")
+            raise UserError(f"from its new token {parted[0]} on, {name} writes another text: not the same model")
         log.info("%s against %s, the same %d tokens (tokens/s)", what, name, NEW)
         results = alternate(
             partial(_our_rate, model, tokenizer), partial(_rate, theirs), pairs if name == "transformers" else 3

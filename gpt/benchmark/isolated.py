@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gpt.benchmark.contenders import Contender, nanogpt, ours, transformers_gpt2
+from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.training.memory import keep_memory
@@ -102,9 +103,9 @@ class Isolated:
         try:
             answer = self._pipe.recv()
         except EOFError:
-            raise ValueError(f"{self.name} ended by itself; see above") from None
+            raise UserError(f"{self.name} ended by itself; see above") from None
         if isinstance(answer, Exception):
-            raise ValueError(f"{self.name} cannot be measured: {answer}")
+            raise UserError(f"{self.name} cannot be measured: {answer}")
         return answer
 
 
@@ -137,7 +138,7 @@ def check_equal_losses(contenders: list[Isolated], tolerance: float = 2e-3) -> N
     first = contenders[0]
     for contender in contenders[1:]:
         if abs(contender.loss - first.loss) > tolerance * first.loss:
-            raise ValueError(f"{contender.name} has loss {contender.loss} and {first.name} {first.loss}: not the same")
+            raise UserError(f"{contender.name} has loss {contender.loss} and {first.name} {first.loss}: not the same")
 
 
 def fastest(names: list[str], work: Work, say: Callable[[str], None]) -> Isolated:
@@ -159,5 +160,5 @@ def fastest(names: list[str], work: Work, say: Callable[[str], None]) -> Isolate
         else:
             contender.close()
     if best is None:
-        raise ValueError(f"none of {', '.join(names)} can be measured; see above")
+        raise UserError(f"none of {', '.join(names)} can be measured; see above")
     return best[1]

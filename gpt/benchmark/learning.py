@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt.benchmark.protocol import Row, value_row
+from gpt.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +39,7 @@ def learning_rows(folder: Path, nanogpt: Path | None) -> list[Row]:
         return []
     text = nanogpt / "data" / "shakespeare_char" / "input.txt"
     if not text.with_name("train.bin").is_file():
-        raise ValueError(f"{text.parent} is not prepared; run prepare.py there once")
+        raise UserError(f"{text.parent} is not prepared; run prepare.py there once")
     script = [sys.executable, str(_ROOT / "scripts" / "prepare_data.py")]
     data = folder / "shakespeare"
     subprocess.run([*script, str(text), "--output", str(data), "--tokenizer", "bytes"], check=True, capture_output=True)

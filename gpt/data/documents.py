@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gpt.errors import UserError
+
 log = logging.getLogger(__name__)
 
 _BLOCK_BYTES = 2**20
@@ -39,7 +41,7 @@ class ReadOptions:
     def __post_init__(self) -> None:
         for name, choices in (("encoding_errors", ("strict", "replace")), ("newlines", ("keep", "lf"))):
             if getattr(self, name) not in choices:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}; it is {' or '.join(choices)}")
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)!r}; it is {' or '.join(choices)}")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def document_of_row(name: str, text: str, options: ReadOptions) -> Document:
         text.encode()
     except UnicodeEncodeError as error:
         if options.encoding_errors == "strict":
-            raise ValueError(
+            raise UserError(
                 f"{name} holds half a surrogate pair ({text[error.start]!r}), which is no character; "
                 "mend it, or use --encoding-errors replace"
             ) from None
@@ -105,14 +107,14 @@ def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
     import pyarrow  # takes 0.1 s, and most text is not compressed
 
     if path.stat().st_size == 0:
-        raise ValueError(f"{path} is empty, which is no {compression}; make it anew")
+        raise UserError(f"{path} is empty, which is no {compression}; make it anew")
     try:
         with path.open("rb") as content, pyarrow.CompressedInputStream(content, compression) as file:
             yield file
     except (OSError, pyarrow.ArrowException) as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise ValueError(f"{path} is not {compression}, or cut short: {error}; make it anew") from None
+        raise UserError(f"{path} is not {compression}, or cut short: {error}; make it anew") from None
 
 
 def decode_file(path: Path, options: ReadOptions) -> Iterator[str]:
@@ -146,12 +148,12 @@ def decode_file(path: Path, options: ReadOptions) -> Iterator[str]:
                 yield text
 
 
-def not_utf8(name: str, error: UnicodeDecodeError, offset: int) -> ValueError:
+def not_utf8(name: str, error: UnicodeDecodeError, offset: int) -> UserError:
     """The error of bytes that are not UTF-8: where they are, counted from ``offset`` on, and what to do."""
     if offset + error.start == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return ValueError(f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8")
+        return UserError(f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8")
     byte = error.object[error.start]
-    return ValueError(
+    return UserError(
         f"{name} is not UTF-8: byte {byte:#04x} at offset {offset + error.start}; convert it to UTF-8, or use "
         "--encoding-errors replace"
     )

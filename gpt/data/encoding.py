@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.documents import utf8_length
+from gpt.errors import UserError
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 _BATCH_CHARACTERS = 2**17  # encoded by a thread at a time
@@ -77,7 +78,7 @@ def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: bool) -
         try:
             ids = tokenizer.encode_array(piece.text, end_of_text)
         except ValueError as error:
-            raise ValueError(f"{piece.document}: {error}") from None
+            raise UserError(f"{piece.document}: {error}") from None
         of_split = tokens.setdefault(piece.split, [])
         if piece.begins_document:
             of_split.append(begin)

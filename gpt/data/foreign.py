@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest
 from gpt.data.token_files import LLM_C, NANOGPT, NPY, Shard, Split, dtype_for, layout_of, open_shard
+from gpt.errors import UserError
 from gpt.files import sha256_of_file, sha256_of_text
 from gpt.tokenizer import Tokenizer
 
@@ -39,25 +40,25 @@ def adopt(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
         ValueError: a file is damaged, an id outside the vocabulary, a split missing, or another manifest is there.
     """
     if (folder / "meta.pkl").exists():
-        raise ValueError(
+        raise UserError(
             f"{folder} is of nanoGPT's character vocabulary (meta.pkl), not of a tokenizer: prepare its text"
         )
     tokenizer = Tokenizer(tokenizer_name)
     existing = Manifest.load(folder) if (folder / MANIFEST_NAME).exists() else None
     if existing is not None and existing.options:
-        raise ValueError(f"{folder} is prepared data already; check it with --verify")
+        raise UserError(f"{folder} is prepared data already; check it with --verify")
     paths: dict[str, list[Path]] = {split: [] for split in SPLITS}
     for path in token_files(folder):
         splits = [split for split in paths if split in path.stem]
         if len(splits) != 1:
-            raise ValueError(f"{path} does not say whether it is train or val; put one of them into its name")
+            raise UserError(f"{path} does not say whether it is train or val; put one of them into its name")
         paths[splits[0]].append(path)
     for split, files in paths.items():
         if not files:
-            raise ValueError(f"{folder} has no file of split {split}; put {split} into the name of one")
+            raise UserError(f"{folder} has no file of split {split}; put {split} into the name of one")
     layouts = {layout_of(path) for files in paths.values() for path in files}
     if len(layouts) != 1:
-        raise ValueError(f"{folder} holds files of several kinds ({', '.join(sorted(layouts))}); give each a folder")
+        raise UserError(f"{folder} holds files of several kinds ({', '.join(sorted(layouts))}); give each a folder")
     layout = layouts.pop()
     log.info(
         "%s holds token files in the format of %s", folder, {LLM_C: "llm.c", NANOGPT: "nanoGPT", NPY: "NumPy"}[layout]
@@ -71,7 +72,7 @@ def adopt(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
     if existing is not None:
         if existing == manifest:
             return manifest, False
-        raise ValueError(f"{folder / MANIFEST_NAME} describes other data or another tokenizer; delete it to replace it")
+        raise UserError(f"{folder / MANIFEST_NAME} describes other data or another tokenizer; delete it to replace it")
     manifest.save(folder)
     return manifest, True
 
@@ -92,7 +93,7 @@ class _Reader:
             for start in range(0, len(tokens), _CHUNK):
                 chunk = tokens[start : start + _CHUNK]
                 if (largest := chunk.max()) >= self.tokenizer.vocab_size:
-                    raise ValueError(
+                    raise UserError(
                         f"{path} holds id {largest}, which tokenizer {self.tokenizer.name!r} does not have "
                         f"({self.tokenizer.vocab_size} ids); give the one that it was made with, with --tokenizer"
                     )
@@ -100,14 +101,14 @@ class _Reader:
                 utf8_bytes += int(self._utf8_lengths[chunk].sum())
             shards.append(Shard(path.name, len(tokens), sha256_of_file(path)))
         if utf8_bytes == 0:
-            raise ValueError(f"{paths[0]} holds no text, only ends of it")
+            raise UserError(f"{paths[0]} holds no text, only ends of it")
         return Split(sum(shard.tokens for shard in shards), documents, utf8_bytes, tuple(shards))
 
     def _check(self, path: Path, tokens: NDArray[Any]) -> None:
         if tokens.dtype != self.dtype:
-            raise ValueError(
+            raise UserError(
                 f"{path} holds {tokens.dtype} and tokenizer {self.tokenizer.name!r} needs {self.dtype}; "
                 "give the one that it was made with, with --tokenizer"
             )
         if self.layout == NANOGPT and len(tokens) > 1 and not tokens[1:_CHUNK:2].any():
-            raise ValueError(f"{path} looks like ids of 32 bits; without a header they must be uint16, as nanoGPT's")
+            raise UserError(f"{path} looks like ids of 32 bits; without a header they must be uint16, as nanoGPT's")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.token_files import LLM_C, NANOGPT, NPY, Shard, Split, dtype_for, open_shard
+from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file, sha256_of_text
 from gpt.tokenizer import Tokenizer
 
@@ -88,19 +89,19 @@ class Manifest:
         """
         path = folder / MANIFEST_NAME
         if not path.is_file():
-            raise ValueError(f"no prepared data in {folder} (no {MANIFEST_NAME}); run scripts/prepare_data.py first")
+            raise UserError(f"no prepared data in {folder} (no {MANIFEST_NAME}); run scripts/prepare_data.py first")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
             if content["format_version"] != FORMAT_VERSION:
-                raise ValueError(f"format_version {content['format_version']}, expected {FORMAT_VERSION}")
+                raise UserError(f"format_version {content['format_version']}, expected {FORMAT_VERSION}")
             if content["dtype"] not in ("uint16", "uint32"):
-                raise ValueError(f"dtype {content['dtype']!r}")
+                raise UserError(f"dtype {content['dtype']!r}")
             if content.get("layout", LLM_C) not in (LLM_C, NANOGPT, NPY):
-                raise ValueError(f"layout {content['layout']!r}")
+                raise UserError(f"layout {content['layout']!r}")
             splits = {name: _split(value) for name, value in content.pop("splits").items()}
             return Manifest(splits=splits, sources=tuple(content.pop("sources")), **content)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a manifest that this version reads: {error}; prepare it again") from None
+            raise UserError(f"{path} is not a manifest that this version reads: {error}; prepare it again") from None
 
     @property
     def sha256(self) -> str:
@@ -114,7 +115,7 @@ class Manifest:
             ValueError: they were made with another one, or with other ranks under its name.
         """
         if (tokenizer.sha256, tokenizer.vocab_size) != (self.tokenizer_sha256, self.vocab_size):
-            raise ValueError(
+            raise UserError(
                 f"the data was made with tokenizer {self.tokenizer!r} ({self.vocab_size} ids), not with this "
                 f"{tokenizer.name!r} ({tokenizer.vocab_size} ids); prepare it with --tokenizer {tokenizer.name}"
             )
@@ -132,7 +133,7 @@ class SplitTokens:
 
     def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
         if split not in manifest.splits:
-            raise ValueError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits)}")
+            raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits)}")
         self.name = split
         self.info = manifest.splits[split]
         self.vocab_size = manifest.vocab_size
@@ -142,7 +143,7 @@ class SplitTokens:
         self._arrays: list[NDArray[Any]] | None = None
         for shard, array in zip(self.info.shards, self._open(), strict=True):
             if len(array) != shard.tokens or array.dtype != np.dtype(manifest.dtype).newbyteorder("<"):
-                raise ValueError(f"shard {folder / shard.name} is not the one in the manifest; prepare the data again")
+                raise UserError(f"shard {folder / shard.name} is not the one in the manifest; prepare the data again")
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -165,7 +166,7 @@ class SplitTokens:
             end = min(stop, int(self._ends[shard]))
             piece = arrays[shard][start - shard_start : end - shard_start]
             if piece.max() >= self.vocab_size:
-                raise ValueError(
+                raise UserError(
                     f"id {piece.max()} in {self._paths[shard]} is outside the vocabulary of {self.vocab_size}; "
                     "check the files with prepare_data.py --verify"
                 )
@@ -185,7 +186,7 @@ class SplitTokens:
         """
         for path, shard in zip(self._paths, self.info.shards, strict=True):
             if sha256_of_file(path) != shard.sha256:
-                raise ValueError(f"shard {path} has changed since it was written; prepare the data again")
+                raise UserError(f"shard {path} has changed since it was written; prepare the data again")
 
     def _open(self) -> list[NDArray[Any]]:
         if self._arrays is None:
@@ -218,12 +219,12 @@ def _split(content: Mapping[str, Any]) -> Split:
     for shard in shards:
         # Names come from a file that may be a stranger's: they must not lead out of its folder.
         if Path(shard.name).name != shard.name:
-            raise ValueError(f"shard name {shard.name!r} is not a plain file name")
+            raise UserError(f"shard name {shard.name!r} is not a plain file name")
         if not isinstance(shard.tokens, int) or shard.tokens < 1:
-            raise ValueError(f"shard {shard.name!r} has a token count of {shard.tokens!r}")
+            raise UserError(f"shard {shard.name!r} has a token count of {shard.tokens!r}")
     split = Split(**{**content, "shards": shards})
     if not isinstance(split.utf8_bytes, int) or split.utf8_bytes < 1:
-        raise ValueError(f"a split with {split.utf8_bytes!r} bytes")
+        raise UserError(f"a split with {split.utf8_bytes!r} bytes")
     if not shards or split.tokens != sum(shard.tokens for shard in shards):
-        raise ValueError("the token count of a split is not the sum of its shards'")
+        raise UserError("the token count of a split is not the sum of its shards'")
     return split

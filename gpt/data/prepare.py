@@ -15,6 +15,7 @@ from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SplitTokens
 from gpt.data.sources import HUB, read_documents
 from gpt.data.split import Plan, Survey, key_of, plan, plan_by_hash_alone, survey
 from gpt.data.token_files import Split, SplitWriter, dtype_for
+from gpt.errors import UserError
 from gpt.files import exclusive, sha256_of_text
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
@@ -48,13 +49,13 @@ class PrepareOptions:
 
     def __post_init__(self) -> None:
         if not 0.0 < self.val_fraction < 1.0:
-            raise ValueError(f"--val-fraction is {self.val_fraction}; it must lie between 0 and 1")
+            raise UserError(f"--val-fraction is {self.val_fraction}; it must lie between 0 and 1")
         if self.shard_tokens < 1:
-            raise ValueError(f"--shard-tokens is {self.shard_tokens}; it must be at least 1")
+            raise UserError(f"--shard-tokens is {self.shard_tokens}; it must be at least 1")
         if self.special_tokens not in ("text", "token", "error"):
-            raise ValueError(f"--special-tokens is {self.special_tokens!r}; it is text, token or error")
+            raise UserError(f"--special-tokens is {self.special_tokens!r}; it is text, token or error")
         if not 0 <= self.seed < 2**63:
-            raise ValueError(f"--seed is {self.seed}; it must be 0 or more, and below 2**63")
+            raise UserError(f"--seed is {self.seed}; it must be 0 or more, and below 2**63")
 
 
 def prepare(
@@ -87,7 +88,7 @@ def prepare(
     """
     options, reading = options or PrepareOptions(), reading or ReadOptions()
     if workers < 1:
-        raise ValueError(f"--workers is {workers}; it must be at least 1")
+        raise UserError(f"--workers is {workers}; it must be at least 1")
     tokenizer = Tokenizer(tokenizer_name)
     existing = _existing(output)
     corpus, chosen, found = _choose(sources, options, reading)
@@ -100,7 +101,7 @@ def prepare(
     output.mkdir(parents=True, exist_ok=True)
     with exclusive(output, f"another process is writing to {output}; wait for it, or stop it"):
         if _existing(output) != existing:  # reading may have taken hours
-            raise ValueError(f"another process has written to {output} meanwhile; run this again, or choose another")
+            raise UserError(f"another process has written to {output} meanwhile; run this again, or choose another")
         (output / _UNFINISHED).touch()
         _remove_shards(output)
         documents = read_documents(sources, reading)
@@ -132,15 +133,15 @@ def _choose(sources: list[str], options: PrepareOptions, reading: ReadOptions) -
 def _existing(output: Path) -> Manifest | None:
     """The manifest in the folder, or None where we may write; never touches a file that we did not make."""
     if output.exists() and not output.is_dir():
-        raise ValueError(f"--output {output} is a file; name a folder")
+        raise UserError(f"--output {output} is a file; name a folder")
     if (output / MANIFEST_NAME).exists():
         try:
             return Manifest.load(output)
         except ValueError as error:
-            raise ValueError(f"{error}; if {output} is not needed, delete it and run this again") from None
+            raise UserError(f"{error}; if {output} is not needed, delete it and run this again") from None
     # What an interrupted run leaves is written again, to the same bytes.
     if output.is_dir() and any(output.iterdir()) and not (output / _UNFINISHED).exists():
-        raise ValueError(
+        raise UserError(
             f"--output {output} is not empty (it holds {min(output.iterdir()).name}); choose another folder"
         )
     return None
@@ -154,7 +155,7 @@ def _check_same(output: Path, existing: Manifest, corpus: str, tokenizer: Tokeni
         **{f"--{key.replace('_', '-')}": existing.options.get(key) == value for key, value in described.items()},
     }
     if others := [name for name, equal in same.items() if not equal]:
-        raise ValueError(
+        raise UserError(
             f"{output} holds data prepared from other sources or options ({', '.join(others)}); delete it or "
             "choose another --output"
         )
@@ -199,7 +200,7 @@ def _write_splits(
             progress.add(sum(encoded.utf8_bytes.values()))
         for name, writer in writers.items():
             if writer.tokens < 2:
-                raise ValueError(
+                raise UserError(
                     f"split {name} needs at least 2 tokens and got {writer.tokens} of "
                     f"{sum(writer.tokens for writer in writers.values())}; give more documents, leave out --streaming, "
                     "or choose another --val-fraction or --seed"
@@ -226,7 +227,7 @@ def _pieces(
             begins = True
             for text in tokenizer.pieces(chunks):
                 if options.special_tokens == "error" and END_OF_TEXT in text:
-                    raise ValueError(
+                    raise UserError(
                         f"{document.name} holds a literal {END_OF_TEXT}; --special-tokens text takes it for ordinary "
                         "characters, --special-tokens token for the end of a document"
                     )
@@ -234,9 +235,9 @@ def _pieces(
                 begins = False
                 seen.update(text.encode())
         if key_of(seen.digest(), options.seed) != key:
-            raise ValueError(f"{document.name} changed while it was read; run this again")
+            raise UserError(f"{document.name} changed while it was read; run this again")
     if found is not None and number + 1 != len(found.keys):
-        raise ValueError("the sources changed while they were read; run this again")
+        raise UserError("the sources changed while they were read; run this again")
 
 
 class _Progress:

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.command_line import raised_by_us
 from gpt.data.documents import (
     DEFAULT_SPLIT,
     Document,
@@ -20,6 +19,7 @@ from gpt.data.documents import (
     not_utf8,
     open_decompressed,
 )
+from gpt.errors import UserError
 
 if TYPE_CHECKING:
     import pyarrow
@@ -75,13 +75,13 @@ def csv_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
         column = header.index(options.text_column)
         for row in reader:
             if row and len(row) != len(header):
-                raise ValueError(
+                raise UserError(
                     f"{path}, line {reader.line_num} has {len(row)} columns and its header {len(header)}; mend the line"
                 )
             if row:
                 yield document_of_row(f"{path}, line {reader.line_num}", row[column], options)
     except csv.Error as error:
-        raise ValueError(f"{path}, line {reader.line_num} is not CSV: {error}; mend the line") from None
+        raise UserError(f"{path}, line {reader.line_num} is not CSV: {error}; mend the line") from None
 
 
 def parquet_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
@@ -97,14 +97,14 @@ def parquet_documents(path: Path, options: ReadOptions) -> Iterator[Document]:
         try:
             content = parquet.ParquetFile(file if file.seekable() else pyarrow.BufferReader(file.read()))
         except pyarrow.ArrowException as error:
-            raise ValueError(f"{path} is not Parquet, or cut short: {error}; make it anew") from None
+            raise UserError(f"{path} is not Parquet, or cut short: {error}; make it anew") from None
         if content.schema_arrow.names.count(options.text_column) != 1:
             raise _no_column(str(path), options, content.schema_arrow.names)
         try:
             batches = content.iter_batches(batch_size=_BATCH_ROWS, columns=[options.text_column])
             yield from _of_tables(str(path), batches, options)
         except (pyarrow.ArrowException, OSError) as error:
-            raise ValueError(f"{path} is damaged: {error}; make it anew") from None
+            raise UserError(f"{path} is damaged: {error}; make it anew") from None
 
 
 def dataset_documents(name: str, options: ReadOptions) -> Iterator[Document]:
@@ -123,24 +123,22 @@ def dataset_documents(name: str, options: ReadOptions) -> Iterator[Document]:
     folder, _, config = name.partition(":")
     saved = is_saved_dataset(Path(name))
     if not folder or (folder[0] in "/.~" and not Path(folder).is_dir()):
-        raise ValueError(f"there is no folder {folder!r}; give hf: and a name on the Hub or a dataset's folder")
+        raise UserError(f"there is no folder {folder!r}; give hf: and a name on the Hub or a dataset's folder")
     try:
         if saved:
             rows = datasets.load_from_disk(name)
             if isinstance(rows, datasets.DatasetDict):
                 if options.split not in rows:
-                    raise ValueError(f"{name} has no split {options.split!r}; it has {', '.join(rows)}")
+                    raise UserError(f"{name} has no split {options.split!r}; it has {', '.join(rows)}")
                 rows = rows[options.split]
             elif options.split not in (DEFAULT_SPLIT, str(rows.split)):
-                raise ValueError(f"{name} is one split; leave out --split {options.split}")
+                raise UserError(f"{name} is one split; leave out --split {options.split}")
         else:
             rows = datasets.load_dataset(folder, config or None, split=options.split, streaming=True)
         tables = iter(rows.with_format("arrow").iter(batch_size=_BATCH_ROWS))
         yield from _of_tables(f"hf:{name}", _with_columns(f"hf:{name}", tables, options), options)
-    except ValueError as error:
-        if raised_by_us(error):
-            raise
-        raise _dataset_error(name, error) from None
+    except UserError:
+        raise
     except Exception as error:  # the library's own, the network's and those of a dozen file formats
         raise _dataset_error(name, error) from None
 
@@ -150,10 +148,10 @@ def is_saved_dataset(folder: Path) -> bool:
     return any((folder / marker).exists() for marker in ("dataset_info.json", "dataset_dict.json"))
 
 
-def _dataset_error(name: str, error: Exception) -> ValueError:
+def _dataset_error(name: str, error: Exception) -> UserError:
     cause = error.__cause__ or error
     reason = " ".join(str(cause).split()) or type(cause).__name__
-    return ValueError(f"hf:{name} cannot be read: {reason[:300]}; check its name, --split and the network")
+    return UserError(f"hf:{name} cannot be read: {reason[:300]}; check its name, --split and the network")
 
 
 def _with_columns(name: str, tables: Iterator[Any], options: ReadOptions) -> Iterator[Any]:
@@ -173,7 +171,7 @@ def _of_tables(name: str, tables: "Iterable[pyarrow.RecordBatch]", options: Read
         kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
         types = pyarrow.types
         if not any(test(kind) for test in (types.is_string, types.is_large_string, types.is_string_view)):
-            raise ValueError(
+            raise UserError(
                 f"column {options.text_column!r} of {name} holds {kind}, not text; choose another with --text-column"
             )
         # As bytes: what wrote the file may not have checked that they are UTF-8.
@@ -189,12 +187,12 @@ def _of_tables(name: str, tables: "Iterable[pyarrow.RecordBatch]", options: Read
 
 def _of_object(name: str, row: Any, options: ReadOptions) -> Document:
     if not isinstance(row, dict):
-        raise ValueError(f"{name} is not an object with a {options.text_column!r} in it; mend it")
+        raise UserError(f"{name} is not an object with a {options.text_column!r} in it; mend it")
     if options.text_column not in row:
         raise _no_column(name, options, list(row))
     text = row[options.text_column]
     if text is not None and not isinstance(text, str):
-        raise ValueError(f"{options.text_column!r} in {name} is {json.dumps(text)[:40]}, not text; mend it")
+        raise UserError(f"{options.text_column!r} in {name} is {json.dumps(text)[:40]}, not text; mend it")
     return document_of_row(name, text or "", options)
 
 
@@ -210,18 +208,16 @@ def _parse(text: str, name: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:  # also a number of more digits than Python reads
-        raise ValueError(f"{name} is not JSON: {error}; mend it (JSON Lines has one object on each line)") from None
+        raise UserError(f"{name} is not JSON: {error}; mend it (JSON Lines has one object on each line)") from None
     except RecursionError:
-        raise ValueError(f"{name} is nested too deeply to be a row of text") from None
+        raise UserError(f"{name} is nested too deeply to be a row of text") from None
 
 
-def _no_column(name: str, options: ReadOptions, columns: Sequence[str]) -> ValueError:
+def _no_column(name: str, options: ReadOptions, columns: Sequence[str]) -> UserError:
     there = ", ".join(map(repr, columns[:20])) or "none"
     if columns.count(options.text_column) > 1:
-        return ValueError(
-            f"{name} has {columns.count(options.text_column)} columns {options.text_column!r}; rename one"
-        )
-    return ValueError(f"{name} has no column {options.text_column!r}; it has {there}: choose one with --text-column")
+        return UserError(f"{name} has {columns.count(options.text_column)} columns {options.text_column!r}; rename one")
+    return UserError(f"{name} has no column {options.text_column!r}; it has {there}: choose one with --text-column")
 
 
 def _lines(chunks: Iterable[str]) -> Iterator[str]:

@@ -18,6 +18,7 @@ from gpt.data.rows import (
     json_documents,
     parquet_documents,
 )
+from gpt.errors import UserError
 
 log = logging.getLogger(__name__)
 
@@ -81,16 +82,16 @@ def _files(source: str) -> list[Path]:
         # glob and not Path.glob, which takes no absolute pattern.
         matches = [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207
         if not matches:
-            raise ValueError(
+            raise UserError(
                 f"there is no file or folder {source}; give a path, a glob, {HUB}NAME, or {PYDOCS} for the embedded "
                 "corpus"
             )
         in_folders = [file for match in matches if match.is_dir() for file in _files_of_folder(match)]
         files = [*in_folders, *(match for match in matches if match.is_file())]
     if not files and (any(path.glob("*.bin")) or any(path.glob("*.npy"))):
-        raise ValueError(f"{source} holds token files; they get a manifest with --tokenizer NAME and without --output")
+        raise UserError(f"{source} holds token files; they get a manifest with --tokenizer NAME and without --output")
     if not files:
-        raise ValueError(f"{source} has no file ending in {' '.join([*_TEXT, *_ROWS])} (or one of these and .gz, .zst)")
+        raise UserError(f"{source} has no file ending in {' '.join([*_TEXT, *_ROWS])} (or one of these and .gz, .zst)")
     return sorted(set(files))
 
 
@@ -107,7 +108,7 @@ def _files_of_folder(folder: Path) -> list[Path]:
             continue
         visited.add(real)
         if is_saved_dataset(Path(where)):
-            raise ValueError(f"{where} is a saved dataset; name it as a source of its own, or move it")
+            raise UserError(f"{where} is a saved dataset; name it as a source of its own, or move it")
         folders[:] = [name for name in folders if not name.startswith(".")]
         for path in (Path(where, name) for name in names if not name.startswith(".")):
             if base_suffix(path) in (*_TEXT, *_ROWS) and path.is_file():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpt.data.documents import Document, utf8_length
+from gpt.errors import UserError
 from gpt.tokenizer import END_OF_TEXT
 
 log = logging.getLogger(__name__)
@@ -75,7 +76,7 @@ def survey(documents: Iterable[Document], seed: int) -> Survey:
         if size == 0:
             empty, first_empty = empty + 1, first_empty or document.name
     if not any(sizes):
-        raise ValueError("the sources hold no text; give some with text in it")
+        raise UserError("the sources hold no text; give some with text in it")
     if empty:
         log.warning("left out %d empty documents, the first of them %s", empty, first_empty)
     return Survey(keys, sizes, corpus.hexdigest())
@@ -116,7 +117,7 @@ def plan(found: Survey, val_fraction: float, documents: Iterable[Document]) -> P
     missing = min((wanted - chosen) / copies, size if alone else size / 2)
     document = next((document for number, document in enumerate(documents) if number == numbers[longest]), None)
     if document is None:
-        raise ValueError("the sources changed while they were read; run this again")
+        raise UserError("the sources changed while they were read; run this again")
     return Plan(below, wanted, key, _find_cut(document, size, missing))
 
 
@@ -144,7 +145,7 @@ def _find_cut(document: Document, size: int, val_bytes: float) -> int:
         if before + cut > 0 and val_bytes >= 1:
             return before + cut
         break
-    raise ValueError(f"{document.name} has {size} bytes, too few for a training and a validation split; give more text")
+    raise UserError(f"{document.name} has {size} bytes, too few for a training and a validation split; give more text")
 
 
 def _cut_in_two(chunks: Iterator[str], cut: int) -> tuple[Iterator[str], Iterator[str]]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file
 
 LLM_C, NANOGPT, NPY = "llm.c", "nanogpt", "npy"
@@ -150,7 +151,7 @@ def layout_of(path: Path) -> str:
     with path.open("rb") as file:
         start = file.read(8)
     if not start:
-        raise ValueError(f"shard {path} is damaged: it is empty; prepare the data again")
+        raise UserError(f"shard {path} is damaged: it is empty; prepare the data again")
     if path.suffix == ".npy":
         return NPY
     return LLM_C if start in [struct.pack("<2i", *numbers) for numbers in _FORMATS.values()] else NANOGPT
@@ -169,9 +170,9 @@ def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
         ValueError: the file is missing, of another format, or truncated.
     """
     if not path.is_file():
-        raise ValueError(f"shard {path} is missing; prepare the data again")
+        raise UserError(f"shard {path} is missing; prepare the data again")
     if path.stat().st_size == 0:
-        raise ValueError(f"shard {path} is damaged: it is empty; prepare the data again")
+        raise UserError(f"shard {path} is damaged: it is empty; prepare the data again")
     return {LLM_C: _open_llm_c, NANOGPT: _open_nanogpt, NPY: _open_npy}[layout](path)
 
 
@@ -179,22 +180,20 @@ def _open_llm_c(path: Path) -> NDArray[Any]:
     with path.open("rb") as file:
         header = np.frombuffer(file.read(_HEADER_BYTES), dtype=np.uint8)
     if len(header) < _HEADER_BYTES:
-        raise ValueError(f"{path} is not a token shard (it is shorter than llm.c's header); prepare the data again")
+        raise UserError(f"{path} is not a token shard (it is shorter than llm.c's header); prepare the data again")
     magic, version, count = header.view("<i4")[:3].tolist()
     dtypes = [dtype for dtype, start in _FORMATS.items() if start == (magic, version)]
     if not dtypes:
-        raise ValueError(f"{path} is not a token shard (its header is not llm.c's); prepare the data again")
+        raise UserError(f"{path} is not a token shard (its header is not llm.c's); prepare the data again")
     size, expected = path.stat().st_size, _HEADER_BYTES + count * dtypes[0].itemsize
     if count < 1 or size != expected:
-        raise ValueError(
-            f"shard {path} is damaged: {size} bytes where its header promises {expected}; prepare it again"
-        )
+        raise UserError(f"shard {path} is damaged: {size} bytes where its header promises {expected}; prepare it again")
     return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(count,))
 
 
 def _open_nanogpt(path: Path) -> NDArray[Any]:
     if path.stat().st_size % 2:
-        raise ValueError(f"shard {path} is damaged: an odd number of bytes is no row of uint16; prepare it again")
+        raise UserError(f"shard {path} is damaged: an odd number of bytes is no row of uint16; prepare it again")
     return np.memmap(path, dtype="<u2", mode="r")
 
 
@@ -202,11 +201,11 @@ def _open_npy(path: Path) -> NDArray[Any]:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # of a damaged header, whatever Python's parser says of it
-        raise ValueError(f"{path} is not an array that NumPy reads: {error}; prepare it again") from None
+        raise UserError(f"{path} is not an array that NumPy reads: {error}; prepare it again") from None
     if not isinstance(tokens, np.ndarray):
-        raise ValueError(f"{path} holds several arrays (it is an .npz); tokens are one")
+        raise UserError(f"{path} holds several arrays (it is an .npz); tokens are one")
     if tokens.ndim != 1 or tokens.dtype not in _FORMATS or len(tokens) == 0:
-        raise ValueError(
+        raise UserError(
             f"{path} is a {tokens.dtype} array of shape {tokens.shape}; tokens are a row of uint16 or uint32"
         )
     return tokens

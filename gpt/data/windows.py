@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from gpt.data.manifest import SplitTokens
+from gpt.errors import UserError
 
 IGNORED = -100  # a target with this id counts for nothing (PyTorch's own convention)
 
@@ -54,14 +55,14 @@ class TokenWindows(Dataset[Window]):
 
     def __init__(self, tokens: SplitTokens, context_length: int, overlap: int = 0) -> None:
         if len(tokens) < context_length + 1:
-            raise ValueError(
+            raise UserError(
                 f"one window needs {context_length + 1} tokens and split {tokens.name!r} has {len(tokens)}; "
                 "prepare more text (or another --val-fraction), or lower model.context_length"
             )
         if overlap < 0:
-            raise ValueError(f"an overlap of {overlap} tokens is none; it must be at least 0")
+            raise UserError(f"an overlap of {overlap} tokens is none; it must be at least 0")
         if overlap >= context_length:
-            raise ValueError(
+            raise UserError(
                 f"an overlap of {overlap} tokens leaves nothing new of {context_length}; choose a smaller one"
             )
         self.tokens = tokens

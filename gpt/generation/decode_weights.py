@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gpt.errors import UserError
 from gpt.model.kv_cache import KVCache
 from gpt.model.transformer import GPT, TransformerBlock
 
@@ -177,11 +178,11 @@ def lay_out_for_decoding(model: GPT, quantize: str | None = None) -> None:
     """
     if model.head_weight.device.type != "cpu":
         if quantize:
-            raise ValueError(f"--quantize {quantize} is for CPUs; leave it out, or give --device cpu")
+            raise UserError(f"--quantize {quantize} is for CPUs; leave it out, or give --device cpu")
         return
     if quantize == "int8":
         if "fbgemm" not in torch.backends.quantized.supported_engines:
-            raise ValueError("--quantize int8 needs FBGEMM, which this build of torch has not; leave it out")
+            raise UserError("--quantize int8 needs FBGEMM, which this build of torch has not; leave it out")
         torch.backends.quantized.engine = "fbgemm"
 
     assert model.decoding_head is None

@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gpt.errors import UserError
 from gpt.generation.decode_weights import one_token_step
 from gpt.generation.sampling import Sampling
 from gpt.generation.stops import StopFinder
@@ -42,7 +43,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 0:
-            raise ValueError(f"--max-new-tokens is {self.max_new_tokens}; it must be at least 0")
+            raise UserError(f"--max-new-tokens is {self.max_new_tokens}; it must be at least 0")
         StopFinder(self.stops)  # raises what it has to say
 
 
@@ -196,7 +197,7 @@ def check_seeds(seeds: Sequence[int]) -> None:
     """
     for seed in seeds:
         if not 0 <= seed < 2**63:
-            raise ValueError(f"--seed is {seed}; it must be at least 0 and below 2**63")
+            raise UserError(f"--seed is {seed}; it must be at least 0 and below 2**63")
 
 
 def _half(context_length: int) -> int:

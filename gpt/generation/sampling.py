@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gpt.errors import UserError
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -34,14 +36,14 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
-            raise ValueError(f"--temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+            raise UserError(f"--temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
         if self.top_k is not None and self.top_k < 0:
-            raise ValueError(f"--top-k is {self.top_k}; it must be 0 (off) or more")
+            raise UserError(f"--top-k is {self.top_k}; it must be 0 (off) or more")
         for name in ("top_p", "min_p"):
             if not 0.0 <= getattr(self, name) <= 1.0:
-                raise ValueError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must lie between 0 and 1")
+                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must lie between 0 and 1")
         if not 0.01 <= self.repetition_penalty <= 100:
-            raise ValueError(f"--repetition-penalty is {self.repetition_penalty}; it must lie between 0.01 and 100")
+            raise UserError(f"--repetition-penalty is {self.repetition_penalty}; it must lie between 0.01 and 100")
 
     def draw(self, logits: Tensor, generator: torch.Generator, so_far: Sequence[int] = ()) -> int:
         """Draw one token.
@@ -56,7 +58,7 @@ class Sampling:
         """
         logits = logits.float().cpu()
         if not logits.max().isfinite():  # the largest is no number if any is none; -inf only means never
-            raise ValueError("the model's logits are not finite: it diverged in training; use an earlier checkpoint")
+            raise UserError("the model's logits are not finite: it diverged in training; use an earlier checkpoint")
         if self.repetition_penalty != 1.0 and so_far:
             seen = torch.tensor(sorted(set(so_far)))
             penalised = logits[seen]

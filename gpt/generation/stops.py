@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from gpt.errors import UserError
+
 
 class StopFinder:
     """Lets text through as soon as it cannot be part of a stop string any more.
@@ -17,7 +19,7 @@ class StopFinder:
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
-            raise ValueError("--stop is an empty text; leave it out")
+            raise UserError("--stop is an empty text; leave it out")
         self._stops = stops
         self._held = ""
         self.found = False

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from gpt.errors import UserError
+
 
 @dataclass(frozen=True)
 class GPTConfig:
@@ -31,8 +33,8 @@ class GPTConfig:
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads"):
             if getattr(self, name) < 1:
-                raise ValueError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
         if self.d_model % self.num_heads != 0:
-            raise ValueError(f"model.d_model ({self.d_model}) must be a multiple of model.num_heads ({self.num_heads})")
+            raise UserError(f"model.d_model ({self.d_model}) must be a multiple of model.num_heads ({self.num_heads})")
         if not 0.0 <= self.dropout < 1.0:
-            raise ValueError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1")
+            raise UserError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1")

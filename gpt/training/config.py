@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import yaml
 
+from gpt.errors import UserError
 from gpt.files import atomic_write
 from gpt.model.config import GPTConfig
 
@@ -19,7 +20,7 @@ MAX_CAPTURES = 500
 def _at_least(minimum: int, section: str, config: Any, *names: str) -> None:
     for name in names:
         if not getattr(config, name) >= minimum:  # so, and not "<", a NaN is refused too
-            raise ValueError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
+            raise UserError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
 
 
 @dataclass(frozen=True)
@@ -76,16 +77,16 @@ class OptimConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.min_learning_rate <= self.learning_rate or self.learning_rate == 0:
-            raise ValueError(
+            raise UserError(
                 f"optim.learning_rate is {self.learning_rate} and optim.min_learning_rate {self.min_learning_rate}; "
                 "the first must be positive and the second between 0 and it"
             )
         _at_least(0, "optim", self, "warmup_steps", "weight_decay", "muon_learning_rate")
         for name, value in [("decay_fraction", self.decay_fraction), ("muon_momentum", self.muon_momentum)]:
             if not 0 <= value <= 1:
-                raise ValueError(f"optim.{name} is {value}; it must be between 0 and 1")
+                raise UserError(f"optim.{name} is {value}; it must be between 0 and 1")
         if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"optim.betas are {list(self.betas)}; each must be at least 0 and below 1")
+            raise UserError(f"optim.betas are {list(self.betas)}; each must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ class TrainerConfig:
         _at_least(1, "trainer", self, "max_steps", "devices", "num_nodes", "validate_every_steps", "log_every_n_steps")
         _at_least(0, "trainer", self, "gradient_clip_val", "sample_tokens")
         if self.max_time is not None and not re.fullmatch(r"(\d+:)?\d+:\d\d:\d\d", self.max_time):
-            raise ValueError(f"trainer.max_time is {self.max_time!r}; it must be HH:MM:SS or DD:HH:MM:SS")
+            raise UserError(f"trainer.max_time is {self.max_time!r}; it must be HH:MM:SS or DD:HH:MM:SS")
 
     @property
     def max_seconds(self) -> int | None:
@@ -185,7 +186,7 @@ class AttentionMapsConfig:
 
     def __post_init__(self) -> None:
         if not 2 <= self.captures <= MAX_CAPTURES:
-            raise ValueError(f"attention_maps.captures is {self.captures}; it must be between 2 and {MAX_CAPTURES}")
+            raise UserError(f"attention_maps.captures is {self.captures}; it must be between 2 and {MAX_CAPTURES}")
 
 
 @dataclass(frozen=True)
@@ -222,12 +223,12 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed is {self.seed}; it must be at least 0 and below 2**32")
+            raise UserError(f"seed is {self.seed}; it must be at least 0 and below 2**32")
         if self.run_name is not None and (not self.run_name or Path(self.run_name).name != self.run_name):
-            raise ValueError(f"run_name is {self.run_name!r}; it must be a plain name, without folders")
+            raise UserError(f"run_name is {self.run_name!r}; it must be a plain name, without folders")
         data, world_size = self.data, self.world_size
         if data.global_batch_size % (data.micro_batch_size * world_size) != 0:
-            raise ValueError(
+            raise UserError(
                 f"data.global_batch_size ({data.global_batch_size}) must be a multiple of data.micro_batch_size "
                 f"({data.micro_batch_size}) times the number of processes ({world_size})"
             )

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace
 
+from gpt.errors import UserError
 from gpt.training.config import RunConfig
 
 _SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
@@ -66,7 +67,7 @@ def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
     try:
         return _build(parser.parse_args(flags, namespace=parser.parse_object(content)))
     except (ArgumentError, TypeError) as error:
-        raise ValueError(_readable(str(error))) from None
+        raise UserError(_readable(str(error))) from None
 
 
 def _build(values: Namespace) -> RunConfig:
@@ -76,15 +77,15 @@ def _build(values: Namespace) -> RunConfig:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise ValueError(f"there is no config file {path}; see configs/ for some")
+        raise UserError(f"there is no config file {path}; see configs/ for some")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
+        raise UserError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping of sections to keys, such as 'model: {{num_layers: 4}}'")
+        raise UserError(f"{path} must be a mapping of sections to keys, such as 'model: {{num_layers: 4}}'")
     return content
 
 
@@ -104,14 +105,14 @@ def _check_known(key: str, where: str) -> None:
         return
     if key in _SECTIONS:
         examples = ", ".join(name for name in known if name.startswith(f"{key}."))
-        raise ValueError(f"{key!r} in {where} is a section; give its keys: {examples}")
+        raise UserError(f"{key!r} in {where} is a section; give its keys: {examples}")
     # A lone field name, or a section misspelt, is matched on the part that is right.
     if where == _COMMAND_LINE:
         known = [*known, *_OTHER_OPTIONS]
     by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     nearest = by_last_part or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
-    raise ValueError(f"unknown key {key!r} in {where}; {hint}")
+    raise UserError(f"unknown key {key!r} in {where}; {hint}")
 
 
 def _readable(message: str) -> str:

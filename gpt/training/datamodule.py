@@ -8,6 +8,7 @@ from torch.utils.data import DataLoader
 
 from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows, TrainingBatch, TrainingBatches, TrainingLoader, Window
+from gpt.errors import UserError
 from gpt.tokenizer import Tokenizer
 from gpt.training.config import RunConfig
 
@@ -31,7 +32,7 @@ class TokenDataModule(L.LightningDataModule):
             for split in ("train", "val")
         )
         if len(self.val_windows) < config.world_size:
-            raise ValueError(
+            raise UserError(
                 f"the validation split has {len(self.val_windows)} windows and the run {config.world_size} processes, "
                 "each of which needs one; prepare more validation text"
             )

@@ -3,6 +3,7 @@
 import torch
 
 from gpt.checkpoint import load_model
+from gpt.errors import UserError
 from gpt.model.transformer import GPT, TransformerBlock
 from gpt.tokenizer import Tokenizer
 from gpt.training.config import RunConfig
@@ -20,7 +21,7 @@ def initialise(model: GPT, config: RunConfig, tokenizer: Tokenizer) -> None:
         ValueError: both are given, or ``init_from`` does not fit.
     """
     if config.init_from is not None and config.zero_init:
-        raise ValueError("init_from brings its own weights, and zero_init would erase some; give one of the two")
+        raise UserError("init_from brings its own weights, and zero_init would erase some; give one of the two")
     if config.init_from is not None:
         _take_over(model, config.init_from, tokenizer)
     elif config.zero_init:
@@ -47,7 +48,7 @@ def _take_over(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
     """
     source, source_tokenizer = load_model(init_from)
     if source_tokenizer.sha256 != tokenizer.sha256:
-        raise ValueError(
+        raise UserError(
             f"init_from {init_from} has tokenizer {source_tokenizer.name!r} and the data {tokenizer.name!r}; "
             f"prepare the data with --tokenizer {source_tokenizer.name}"
         )
@@ -60,7 +61,7 @@ def _take_over(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
         wrong.append("qkv_bias")
     if wrong:
         flags = " ".join(f"--model.{name} {str(getattr(theirs, name)).lower()}" for name in wrong)
-        raise ValueError(f"init_from {init_from} has another shape than this run; give {flags}")
+        raise UserError(f"init_from {init_from} has another shape than this run; give {flags}")
     weights = source.state_dict()
     for name, parameter in model.state_dict().items():
         if name not in weights:

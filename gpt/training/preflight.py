@@ -6,6 +6,7 @@ from pathlib import Path
 import lightning as L
 import torch
 
+from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 from gpt.model.loss import chunk_logits
 from gpt.model.transformer import GPT
@@ -28,11 +29,11 @@ def preflight(
     """
     on_gpu = trainer.strategy.root_device.type == "cuda"
     if config.data.document_mask and config.model.dropout > 0 and on_gpu:
-        raise ValueError("data.document_mask on a GPU uses FlexAttention, which has no dropout; set model.dropout to 0")
+        raise UserError("data.document_mask on a GPU uses FlexAttention, which has no dropout; set model.dropout to 0")
     idle = without_effect(config)
     for key, reason in idle.items():
         if any(flag.partition("=")[0] == f"--{key}" for flag in flags):
-            raise ValueError(f"--{key} would have no effect: {reason}")
+            raise UserError(f"--{key} would have no effect: {reason}")
     model, options, manifest = config.model, config.trainer, data.manifest
     train_tokens = len(data.train_windows.tokens)
     per_epoch = train_tokens - 1  # the first token is nobody's target

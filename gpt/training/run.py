@@ -17,7 +17,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from gpt.checkpoint import LAST, read_checkpoint
-from gpt.devices import compiler_error
+from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.training.callbacks.attention_watch import AttentionWatch
 from gpt.training.callbacks.divergence_guard import DivergedError, DivergenceGuard
@@ -136,24 +136,24 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
         compile_if_possible(module, trainer)
     try:
         trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
-    except ValueError as error:
+    except UserError as error:
         raise _without_the_workers_traceback(error) from None
     except DivergedError as error:
         log.error("error: %s", error)
         raise SystemExit(1 if trainer.is_global_zero else 0) from None
 
 
-def _without_the_workers_traceback(error: ValueError) -> ValueError:
+def _without_the_workers_traceback(error: UserError) -> UserError:
     """What a loader's worker raised, such as an id outside the vocabulary: torch wraps a whole traceback around it."""
     if "in DataLoader worker process" not in str(error):
         return error
-    return ValueError(str(error).strip().splitlines()[-1].removeprefix("ValueError: "))
+    return UserError(str(error).strip().splitlines()[-1].removeprefix("ValueError: "))
 
 
 def _check_number_of_processes(config: RunConfig) -> None:
     """Refuse a config that expects another number of processes than torchrun has started."""
     if int(os.environ.get("WORLD_SIZE", config.world_size)) != config.world_size:
-        raise ValueError(
+        raise UserError(
             f"torchrun started {os.environ['WORLD_SIZE']} processes, and trainer.devices times trainer.num_nodes is "
             f"{config.world_size}; make them equal"
         )
@@ -163,7 +163,7 @@ def _read_own_checkpoint(checkpoint: Path, data: TokenDataModule) -> dict[str, A
     """Read the checkpoint to continue from, and refuse to continue on other data."""
     content = read_checkpoint(checkpoint)
     if content["provenance"]["manifest_sha256"] != data.manifest.sha256:
-        raise ValueError(f"{data.config.data.path} is not the data that {checkpoint} was trained on; start a new run")
+        raise UserError(f"{data.config.data.path} is not the data that {checkpoint} was trained on; start a new run")
     return content
 
 
@@ -251,7 +251,7 @@ def build_trainer(config: RunConfig, run_dir: Path, callbacks: list[L.Callback],
             enable_progress_bar=False,
         )
     except (MisconfigurationException, ValueError, RuntimeError) as error:  # a device that is not there, say
-        raise ValueError(f"trainer.accelerator, devices and strategy do not fit this machine: {error}") from None
+        raise UserError(f"trainer.accelerator, devices and strategy do not fit this machine: {error}") from None
 
 
 def choose_precision(config: RunConfig) -> Any:
@@ -285,6 +285,15 @@ def compile_if_possible(module: GPTModule, trainer: L.Trainer) -> None:
         log.info("compiling: the first step and the first validation take a minute or so")
     elif trainer.is_global_zero:
         log.warning("torch cannot compile for %s, so training is not compiled: %s", device, error)
+
+
+def compiler_error(device: torch.device) -> str | None:
+    """Why torch.compile fails on a device (no C++ compiler, no Triton, an old GPU), or None if it works."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
+    except Exception as error:  # compilers fail with many types
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
 
 
 class _RunLogger(TensorBoardLogger):

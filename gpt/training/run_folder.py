@@ -10,6 +10,7 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from gpt.errors import UserError
 from gpt.training.config import RunConfig
 from gpt.training.config_parser import flat, parse_config
 
@@ -62,7 +63,7 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
         if _RUN_DIR_VARIABLE in os.environ:
             return Path(os.environ[_RUN_DIR_VARIABLE])
         if config.run_name is None:
-            raise ValueError("with processes started from outside (torchrun, SLURM), give --run_name")
+            raise UserError("with processes started from outside (torchrun, SLURM), give --run_name")
         return parent / config.run_name
     if config.run_name is None:
         counted = (parent / f"{default_name}-{number}" for number in itertools.count(2))
@@ -70,7 +71,7 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
     else:
         run_dir = parent / config.run_name
     if run_dir.exists():
-        raise ValueError(f"run folder {run_dir} exists already; choose another --run_name, or --resume to continue it")
+        raise UserError(f"run folder {run_dir} exists already; choose another --run_name, or --resume to continue it")
     if config.world_size > 1:
         os.environ[_RUN_DIR_VARIABLE] = str(run_dir)
     return run_dir
@@ -95,7 +96,7 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
     """
     if _started_with(config_file) is not None:
         if _only(flags, "checkpoints_dir"):
-            raise ValueError(
+            raise UserError(
                 f"--checkpoints_dir would have no effect: {config_file} is the config of the run in its folder"
             )
         run_dir = config_file.parent
@@ -106,7 +107,7 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
         return None
     started_with = _started_with(run_dir / CONFIG_NAME)
     if started_with is None:
-        raise ValueError(f"{run_dir} has no {CONFIG_NAME} of ours in it; name another run with --run_name")
+        raise UserError(f"{run_dir} has no {CONFIG_NAME} of ours in it; name another run with --run_name")
     all_flags = [*started_with, *flags]
     saved, asked = parse_config(run_dir / CONFIG_NAME, []), parse_config(config_file, all_flags)
     asked = replace(asked, run_name=asked.run_name or saved.run_name, checkpoints_dir=str(run_dir.parent))
@@ -116,7 +117,7 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
     before, after = flat(asdict(saved)), flat(asdict(asked))
     for key in before:
         if before[key] != after[key] and key not in CHANGEABLE:
-            raise ValueError(
+            raise UserError(
                 f"{key} was {before[key]} in {run_dir} and is now {after[key]}: that would be another run; "
                 "leave it as it was, or start a new run without --resume"
             )
@@ -150,7 +151,7 @@ def make_run_dir(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
     except BaseException as error:
         shutil.rmtree(unfinished)
         if run_dir.exists():
-            raise ValueError(f"run folder {run_dir} was made by another run meanwhile; start again") from error
+            raise UserError(f"run folder {run_dir} was made by another run meanwhile; start again") from error
         raise
 
 
@@ -181,7 +182,7 @@ def _started_with(config_file: Path) -> list[str] | None:
     try:
         return [str(flag) for flag in json.loads(first_line.removeprefix(_STARTED_WITH))]
     except (json.JSONDecodeError, TypeError):
-        raise ValueError(f"the first line of {config_file} is damaged; it must list the flags of the run") from None
+        raise UserError(f"the first line of {config_file} is damaged; it must list the flags of the run") from None
 
 
 def is_first_process() -> bool:

@@ -5,6 +5,7 @@ import lightning as L
 from gpt.attention_maps.capture import capture_attention
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe
 from gpt.attention_maps.writer import Capture, write_captures
+from gpt.errors import UserError
 from gpt.training.callbacks.divergence_guard import DivergedError
 from gpt.training.callbacks.step_callback import StepCallback
 from gpt.training.datamodule import TokenDataModule
@@ -27,7 +28,7 @@ class AttentionWatch(StepCallback):
         text_ids = [tokenizer.eot_id, *tokenizer.encode(config.attention_maps.probe_text)]
         text_ids = text_ids[: min(MAX_PROBE_TOKENS, context_length)]
         if len(text_ids) < 2:
-            raise ValueError(
+            raise UserError(
                 "attention maps need a probe of two tokens: attention_maps.probe_text is empty, or the context holds "
                 "one token; give some text, or set attention_maps.enabled false"
             )

@@ -4,16 +4,16 @@ import sys
 
 import pytest
 
-from gpt.command_line import print_json, run
+from gpt.cli import print_json, run
 from gpt.model.config import GPTConfig
 
 
-def test_our_own_value_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lambda argv: GPTConfig(num_layers=int(argv[0])) and 0, ["0"]) == 2
     assert capsys.readouterr().err == "error: model.num_layers is 0; it must be at least 1\n"
 
 
-def test_a_librarys_value_error_is_a_fault_of_ours_and_keeps_its_traceback() -> None:
+def test_any_other_value_error_keeps_its_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         run(lambda argv: int(argv[0]), ["x"])
 
@@ -39,8 +39,8 @@ def test_logs_go_to_stderr_and_json_to_stdout(capsys: pytest.CaptureFixture[str]
     assert (captured.out, captured.err) == ('{"é": 1}\n', "progress\n")
 
 
-def test_a_reader_that_has_gone_is_no_mistake() -> None:
-    code = "from gpt.command_line import run; import sys; sys.exit(run(lambda argv: print('x' * 10**6) or 0, []))"
+def test_a_broken_pipe_exits_with_141() -> None:
+    code = "from gpt.cli import run; import sys; sys.exit(run(lambda argv: print('x' * 10**6) or 0, []))"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stderr is not None

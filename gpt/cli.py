@@ -1,0 +1,98 @@
+"""What the scripts share: one line and exit status 2 for a user's mistake, logs on stderr, JSON on stdout."""
+
+import argparse
+import json
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gpt.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+
+class ArgumentParser(argparse.ArgumentParser):
+    """An argparse parser that keeps the line breaks of its texts and reports an error as one line, without usage."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False, **options)
+
+    def add_checkpoint(self) -> None:
+        """Add the positional argument that names a model."""
+        kinds = "run folder (best.ckpt, else last.ckpt), .ckpt file, Hugging Face folder or name"
+        self.add_argument("checkpoint", metavar="CHECKPOINT", help=kinds)
+
+    def add_device(self) -> None:
+        """Add ``--device``, as ``choose_device`` takes it."""
+        self.add_argument("--device", help="cpu, cuda, cuda:1 or mps (default: cuda, else mps, else cpu)")
+
+    def error(self, message: str) -> NoReturn:
+        """Print ``error: message`` and exit with status 2."""
+        self.exit(2, f"error: {message} (see {self.prog} --help)\n")
+
+
+def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
+    """Call a script's main function and report a UserError or OSError (missing file, full disk) as one line.
+
+    Args:
+        main: takes the arguments and returns the exit status.
+        argv: the arguments; default those of the process.
+
+    Returns:
+        The exit status: 2 after a user's mistake, 130 after Ctrl-C, 141 after a broken pipe.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    try:
+        return main(sys.argv[1:] if argv is None else argv)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # for example `generate.py ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
+        return 141
+    except (UserError, OSError) as error:
+        print(f"error: {' '.join(_message(error).split())}", file=sys.stderr)
+        return 2
+
+
+def choose_device(name: str | None = None) -> "torch.device":
+    """The named device, or the best available one: CUDA, then MPS, then CPU.
+
+    Raises:
+        UserError: the named device is not available.
+    """
+    import torch  # takes seconds, which --help must not wait for
+
+    if name is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError):  # torch asserts that it was built with CUDA
+        raise UserError(f"device {name!r} is not available; leave out --device to choose one automatically") from None
+    return device
+
+
+def print_json(content: Any) -> None:
+    """Print exactly one JSON object on stdout; NaN and infinity, which JSON does not have, become null."""
+    print(json.dumps(_finite(content), ensure_ascii=False, allow_nan=False))
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror is not None:
+        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _finite(content: Any) -> Any:
+    if isinstance(content, dict):
+        return {key: _finite(value) for key, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [_finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
