@@ -1,7 +1,7 @@
-"""Loss, perplexity and bits per byte over a whole split, each token weighing the same.
+"""Loss, perplexity and bits per byte over a whole split, every token weighted equally.
 
-Validation during training and ``scripts/evaluate.py`` add up with the same class, so their figures agree (to a few
-parts in a thousand where training validates in bf16, since evaluation computes in float32).
+Validation during training and ``scripts/evaluate.py`` share ``LossTotals``, so their figures agree (to a few parts in
+a thousand where training validates in bf16, since evaluation computes in float32).
 """
 
 import math
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from gpt.data.windows import Window
-from gpt.model.document_mask import document_ids
+from gpt.generation.packed import PackedGPT
 from gpt.model.inference import inference
-from gpt.model.loss import loss_without_gradients
+from gpt.model.loss import eval_loss
+from gpt.model.masks import document_ids
 from gpt.model.transformer import GPT
 
 
@@ -25,7 +26,7 @@ class Evaluation:
     Args:
         loss_nats: mean cross-entropy per token.
         perplexity: its exponential.
-        bits_per_byte: the whole split's loss in bits over its size in UTF-8 bytes; comparable across tokenizers.
+        bits_per_byte: summed loss in bits over the text's UTF-8 bytes; comparable across tokenizers.
         tokens: number of targets.
     """
 
@@ -36,28 +37,28 @@ class Evaluation:
 
     @staticmethod
     def from_totals(total_nats: float, tokens: int, utf8_bytes: int) -> "Evaluation":
-        """Put the sums over a split into the usual measures."""
+        """Compute the measures from sums over a split."""
         loss = total_nats / tokens
         perplexity = math.exp(loss) if loss < 700 else math.inf
         return Evaluation(loss, perplexity, total_nats / math.log(2) / utf8_bytes, tokens)
 
 
 class LossTotals:
-    """Adds up losses and target counts over batches; stays on the device until asked, so nothing waits for it.
+    """Sums losses and target counts over batches; they stay on the device until ``totals``, so no batch waits.
 
     Args:
-        document_eot: id of the end of text, for a model that was trained to keep documents apart; else None.
+        eot_id: end-of-text id for the document mask, if the model was trained with it; else None.
     """
 
-    def __init__(self, document_eot: int | None = None) -> None:
-        self._document_eot = document_eot
+    def __init__(self, eot_id: int | None = None) -> None:
+        self._eot_id = eot_id
         self._losses: list[Tensor] = []
         self._counts: list[Tensor] = []
 
-    def add(self, model: GPT, batch: Window) -> None:
+    def add(self, model: GPT | PackedGPT, batch: Window) -> None:
         """Add the summed loss of a batch: inputs and targets (B, T), int64, on the model's device."""
-        hidden = model.transformer(batch["inputs"], document_ids(batch["inputs"], self._document_eot))
-        self._losses.append(loss_without_gradients(model.logits, model.config.vocab_size, hidden, batch["targets"]))
+        hidden = model.transformer(batch["inputs"], document_ids(batch["inputs"], self._eot_id))
+        self._losses.append(eval_loss(model.logits, model.config.vocab_size, hidden, batch["targets"]))
         self._counts.append((batch["targets"] >= 0).sum())
 
     def totals(self) -> Tensor:
@@ -65,20 +66,20 @@ class LossTotals:
         return torch.stack([torch.stack(values).cpu().double().sum() for values in (self._losses, self._counts)])
 
 
-def evaluate(model: GPT, batches: Iterable[Window], utf8_bytes: int, document_eot: int | None = None) -> Evaluation:
-    """Evaluate a model over batches that make up a split.
-
-    The model is in eval mode meanwhile and back in its own mode afterwards; no random number is drawn.
+def evaluate(
+    model: GPT | PackedGPT, batches: Iterable[Window], utf8_bytes: int, eot_id: int | None = None
+) -> Evaluation:
+    """Evaluate a model in eval mode over batches that make up a split.
 
     Args:
         batches: inputs and targets (B, T), int64.
         utf8_bytes: size of the split's text.
-        document_eot: as ``LossTotals`` takes it.
+        eot_id: as ``LossTotals`` takes it.
     """
-    device = next(model.parameters()).device
-    totals = LossTotals(document_eot)
+    totals = LossTotals(eot_id)
     with inference(model):
         for batch in batches:
-            totals.add(model, {"inputs": batch["inputs"].to(device), "targets": batch["targets"].to(device)})
+            inputs, targets = batch["inputs"].to(model.device), batch["targets"].to(model.device)
+            totals.add(model, {"inputs": inputs, "targets": targets})
     nats, tokens = totals.totals().tolist()
     return Evaluation.from_totals(nats, int(tokens), utf8_bytes)

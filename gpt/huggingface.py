@@ -35,9 +35,9 @@ _IN_BLOCK = {
     "attention_norm": "ln_1",
     "attention.qkv": "attn.c_attn",
     "attention.out_proj": "attn.c_proj",
-    "feed_forward_norm": "ln_2",
-    "feed_forward.expand": "mlp.c_fc",
-    "feed_forward.project": "mlp.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.fc_in": "mlp.c_fc",
+    "mlp.fc_out": "mlp.c_proj",
 }
 # What a config may say besides sizes: these values, or nothing, since others are another computation.
 _COMPUTED = {

@@ -55,17 +55,16 @@ def body(argv: list[str]) -> int:
     from gpt.data.manifest import Manifest, SplitTokens
     from gpt.data.windows import TokenWindows
     from gpt.evaluation import evaluate
-    from gpt.generation.decode_weights import lay_out_for_decoding
+    from gpt.generation.packed import PackedGPT
 
     manifest = Manifest.load(args.data)
     tokens = SplitTokens(args.data, manifest, args.split)
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
     manifest.check_tokenizer(tokenizer)
-    if args.quantize:
-        lay_out_for_decoding(model, args.quantize)
+    decoder = PackedGPT(model, args.quantize) if args.quantize else model
     batches = DataLoader(TokenWindows(tokens, model.config.context_length, args.overlap), batch_size=args.batch_size)
     document_eot = manifest.eot_id if trained_with_document_mask(args.checkpoint) else None
-    evaluation = evaluate(model, batches, tokens.info.utf8_bytes, document_eot)
+    evaluation = evaluate(decoder, batches, tokens.info.utf8_bytes, document_eot)
     if args.json:
         print_json(asdict(evaluation))
     else:

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from gpt.attention_maps.capture import causal_attention_logits
 from gpt.model import attention_primer as primer
-from gpt.model.attention import MultiHeadAttention, causal_attention_logits
+from gpt.model.attention import MultiHeadAttention
 
 CAUSAL_WEIGHTS = [
     [1.0000, 0.0000, 0.0000, 0.0000, 0.0000, 0.0000],

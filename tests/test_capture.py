@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from gpt.attention_maps.capture import attention_maps, capture_attention
+from gpt.attention_maps.capture import attention_maps, capture_attention, causal_attention_logits
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
@@ -42,7 +42,7 @@ def test_weights_times_values_is_what_the_fused_path_puts_out(model: GPT) -> Non
     for hook in hooks:
         hook.remove()
     for module, (x, output), weights in zip(modules, seen, attention_maps(model, TOKEN_IDS), strict=True):
-        context = weights @ module.heads(x)[2]
+        context = weights @ module.split_qkv(module.qkv(x))[2]
         torch.testing.assert_close(module.out_proj(context.transpose(1, 2).flatten(2)), output, atol=1e-5, rtol=1e-5)
 
 
@@ -95,8 +95,22 @@ def test_the_largest_logit_is_of_a_pair_that_may_be_seen(model: GPT) -> None:
         model(TOKEN_IDS[:1])
     hook.remove()
     with torch.no_grad():
-        queries, keys, _ = model.transformer.blocks[0].attention.heads(seen[0])  # (1, 4, 17, 8)
+        attention = model.transformer.blocks[0].attention
+        queries, keys, _ = attention.split_qkv(attention.qkv(seen[0]))  # (1, 4, 17, 8)
     expected = [
         max(float(queries[0, h, i] @ keys[0, h, j]) / 8**0.5 for i in range(17) for j in range(i + 1)) for h in range(4)
     ]
     assert capture_attention(model, [ids])[0].max_logits[0].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_attention_weights_times_values_is_the_fused_output() -> None:
+    torch.manual_seed(3)
+    attention = MultiHeadAttention(12, 12, 20, 0.0, num_heads=3, qkv_bias=True)
+    x = torch.randn(2, 20, 12)
+    queries, keys, values = attention.split_qkv(attention.qkv(x))
+    assert queries.shape == keys.shape == values.shape == (2, 3, 20, 4)
+    weights = causal_attention_logits(queries, keys).softmax(-1)
+    torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 20))
+    assert torch.equal(weights.triu(1), torch.zeros_like(weights))
+    context = (weights @ values).transpose(1, 2).flatten(2)
+    torch.testing.assert_close(attention.out_proj(context), attention(x))

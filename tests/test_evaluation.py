@@ -10,7 +10,7 @@ from gpt.checkpoint import load_model
 from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows
 from gpt.evaluation import Evaluation, evaluate
-from gpt.generation.decode_weights import DecodingLinear, lay_out_for_decoding
+from gpt.generation.packed import PackedGPT, PackedLinear
 from scripts import evaluate as script
 
 
@@ -47,10 +47,10 @@ def test_mode_and_random_state_are_left_alone(tiny_run: Path, tiny_data: Path) -
     assert model.training
 
 
-def test_a_model_laid_out_for_decoding_is_evaluated_with_the_head_that_it_has(tiny_run: Path, tiny_data: Path) -> None:
-    model, _ = load_model(tiny_run)
-    lay_out_for_decoding(model)
-    model.decoding_head = DecodingLinear(2 * model.head_weight.detach(), None)  # no mistaking it for the other
+def test_a_packed_model_is_evaluated_with_its_own_lm_head(tiny_run: Path, tiny_data: Path) -> None:
+    plain, _ = load_model(tiny_run)
+    model = PackedGPT(plain)
+    model.logits = PackedLinear(2 * plain.lm_head_weight, None)  # differs from the model's
     tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
     ids = torch.from_numpy(tokens.read(0, len(tokens)))
     with torch.no_grad():

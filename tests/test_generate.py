@@ -31,7 +31,7 @@ def model() -> GPT:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(4)  # decided opinions, so that texts differ
-        model.head_weight[EOT] = 0  # and no wish to end
+        model.lm_head_weight[EOT] = 0  # and no wish to end
     return model.requires_grad_(False)
 
 
@@ -129,7 +129,7 @@ def test_end_of_text_ends_it_and_is_not_part_of_it(model: GPT, tokenizer: Tokeni
     ends = GPT(model.config)
     with torch.no_grad():  # its last hidden state points at the end of text's embedding
         ends.transformer.final_norm.weight.zero_()
-        ends.transformer.final_norm.bias.copy_(ends.head_weight[EOT] * 1000)
+        ends.transformer.final_norm.bias.copy_(ends.lm_head_weight[EOT] * 1000)
     assert _one(ends, tokenizer, [5], Request(10, GREEDY)) == Continuation("", [], "eos")
 
 
@@ -196,7 +196,7 @@ def test_a_long_prompt_keeps_its_end_and_says_so(
 ) -> None:
     long = list(range(40))
     first = _one(model, tokenizer, long, Request(5, GREEDY))
-    assert "a prompt has 40 tokens and the context holds 16: its last 8 are read" in caplog.text
+    assert "a prompt of 40 tokens exceeds the context of 16; using its last 8" in caplog.text
     # What was forgotten makes no difference.
     assert first == _one(model, tokenizer, [99] * 32 + long[32:], Request(5, GREEDY))
 
@@ -207,8 +207,8 @@ EDGES: list[tuple[list[str], dict[str, object]]] = [
     (["--prompt", ""], {"tokens": 10}),
     (["--prompt", "x"], {"tokens": 10}),
     (["--prompt", "x" * 31], {"tokens": 10}),  # with the start of the text, exactly the context
-    (["--prompt", "x" * 32], {"tokens": 10, "err": "its last 16 are read"}),
-    (["--prompt", "x" * 500], {"tokens": 10, "err": "its last 16 are read"}),
+    (["--prompt", "x" * 32], {"tokens": 10, "err": "using its last 16"}),
+    (["--prompt", "x" * 500], {"tokens": 10, "err": "using its last 16"}),
     (["--prompt", "<|endoftext|>"], {"tokens": 10, "prompt": "<|endoftext|>"}),
     (["--temperature", "0"], {"tokens": 10}),
     (["--temperature", "1e-30"], {"same as": ["--temperature", "0"]}),

@@ -179,7 +179,7 @@ def test_old_files_masks_and_half_precision_are_read(tmp_path: Path) -> None:
     _weights(age)(tmp_path / "hf")
     loaded, _ = load_model(tmp_path / "hf")
     assert {parameter.dtype for parameter in loaded.parameters()} == {torch.float32}
-    torch.testing.assert_close(loaded.head_weight, model.head_weight, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(loaded.lm_head_weight, model.lm_head_weight, rtol=1e-2, atol=1e-2)
 
 
 def test_a_folder_that_is_not_empty_and_a_tokenizer_without_a_form_are_refused(tmp_path: Path) -> None:

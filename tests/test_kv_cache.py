@@ -33,7 +33,7 @@ def test_cached_logits_equal_uncached_whatever_the_chunks(chunks: list[int], bat
 
 
 @pytest.mark.parametrize("T", [1, 3])
-def test_rows_of_other_lengths_have_the_logits_that_they_have_alone(T: int, model: GPT) -> None:
+def test_sequences_of_unequal_lengths_have_the_logits_they_have_alone(T: int, model: GPT) -> None:
     lengths = [4, 1, 9, 29]
     ids = _ids(4, 32)
     cache = KVCache(model.config, 4)
@@ -46,22 +46,22 @@ def test_rows_of_other_lengths_have_the_logits_that_they_have_alone(T: int, mode
     for row, n in enumerate(lengths):
         torch.testing.assert_close(together[row], model(ids[row : row + 1, : n + T])[0, -T:], rtol=1e-5, atol=1e-5)
     assert cache.lengths == [n + T for n in lengths]
-    # Some of the rows go on by themselves.
-    cache.keep([0, 2])
+    # Some of the sequences continue without the others.
+    cache.compact([0, 2])
     again = model.logits(model.transformer(ids[[0, 2], 20:21], cache=cache))
     expected = [torch.cat([ids[row, : lengths[row] + T], ids[row, 20:21]]) for row in (0, 2)]
     for got, whole in zip(again, expected, strict=True):
         torch.testing.assert_close(got[-1], model(whole[None])[0, -1], rtol=1e-5, atol=1e-5)
 
 
-def test_a_row_is_a_view_and_what_is_kept_closes_up(model: GPT) -> None:
+def test_compact_keeps_sequences_in_place_in_the_same_memory(model: GPT) -> None:
     cache = KVCache(model.config, 5)
     memory = cache.keys.data_ptr()
     cache.lengths = [3, 9, 32, 1, 7]
     for number in range(5):
-        cache.row(number).keys.fill_(number)
-        cache.row(number).values.fill_(-number)
-    cache.keep([1, 2, 4])
+        cache.sequence(number).keys.fill_(number)
+        cache.sequence(number).values.fill_(-number)
+    cache.compact([1, 2, 4])
     assert cache.lengths == [9, 32, 7]
     for place, (number, length) in enumerate(((1, 9), (2, 32), (4, 7))):
         assert (cache.keys[:, place, :, :length] == number).all()
@@ -69,9 +69,9 @@ def test_a_row_is_a_view_and_what_is_kept_closes_up(model: GPT) -> None:
     assert (len(cache.keys[0]), cache.keys.data_ptr()) == (3, memory)
 
 
-def test_more_than_the_context_is_refused(model: GPT) -> None:
+def test_the_cache_asserts_its_length(model: GPT) -> None:
     cache = KVCache(model.config, 1)
     model.transformer(_ids(1, 32), cache=cache)
     cache.advance([32])
-    with pytest.raises(ValueError, match=r"33 tokens.*room for \(32\)"):
+    with pytest.raises(AssertionError, match=r"33 tokens.*32"):
         model.transformer(_ids(1, 1), cache=cache)

@@ -16,7 +16,8 @@ STAGES = [
     {"tokenizer"},
     {"data", "model"},
     {"huggingface"},
-    {"checkpoint", "attention_maps", "generation", "evaluation"},
+    {"checkpoint", "attention_maps", "generation"},
+    {"evaluation"},
     {"training"},
     {"benchmark"},
 ]

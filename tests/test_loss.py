@@ -18,10 +18,10 @@ def _plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
 
 
 @pytest.mark.parametrize("chunk_logits", [1, 7 * 101, 10**9])
-def test_loss_and_gradients_equal_the_plain_ones_whatever_the_chunk(
+def test_loss_and_gradients_equal_cross_entropy_for_any_chunk_size(
     chunk_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", chunk_logits)
+    monkeypatch.setattr(loss_module, "CPU_CHUNK_LOGITS", chunk_logits)
     torch.manual_seed(0)
     hidden = torch.randn(3, 10, 16, requires_grad=True)
     weight = torch.randn(101, 16, requires_grad=True)
@@ -47,12 +47,12 @@ def test_without_gradients_the_value_is_the_same_and_nothing_is_stored() -> None
     torch.testing.assert_close(value, next_token_loss(hidden, weight, targets).detach())
 
 
-def test_uniform_logits_cost_the_logarithm_of_the_vocabulary() -> None:
+def test_uniform_logits_have_a_loss_of_log_vocab_size() -> None:
     value = next_token_loss(torch.zeros(5, 4), torch.randn(64, 4), torch.arange(5))
     torch.testing.assert_close(value, 5 * torch.tensor(64.0).log())
 
 
-def test_ignored_targets_count_for_nothing() -> None:
+def test_ignored_targets_add_no_loss_and_no_gradient() -> None:
     torch.manual_seed(2)
     hidden = torch.randn(6, 4, requires_grad=True)
     weight = torch.randn(9, 4)
@@ -63,15 +63,15 @@ def test_ignored_targets_count_for_nothing() -> None:
 
 
 def _padded(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, compiled: bool = False) -> torch.Tensor:
-    """A GPU's form, on the CPU."""
-    function = loss_module._PaddedCrossEntropy
-    loss: torch.Tensor = function.apply(hidden, weight, targets, compiled)  # type: ignore[no-untyped-call]
+    """The loss as CUDA computes it, on the CPU."""
+    chunks = loss_module._cuda_chunks(hidden, weight, len(targets), compiled)
+    loss: torch.Tensor = loss_module._ChunkedCrossEntropy.apply(hidden, weight, targets, *chunks)  # type: ignore[no-untyped-call]
     return loss
 
 
 @pytest.mark.parametrize("chunk_logits", [1, 7 * 128, 10**9])
 @pytest.mark.parametrize("vocab_size", [101, 128])
-def test_the_gpus_padded_form_has_the_plain_loss_and_gradients(
+def test_the_cuda_loss_equals_the_plain_loss_and_gradients(
     chunk_logits: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loss_module, "CUDA_CHUNK_LOGITS", chunk_logits)
@@ -110,7 +110,7 @@ def test_bfloat16_autocast_stays_close_to_float64(form: Callable[..., torch.Tens
         assert (got - expected).norm() < 0.01 * expected.norm()
 
 
-def test_the_gpus_padded_form_is_one_graph_that_compiles() -> None:
+def test_the_cuda_loss_compiles_to_one_graph() -> None:
     if error := compiler_error(torch.device("cpu")):
         pytest.skip(f"torch cannot compile here: {error}")
     torch.manual_seed(0)
@@ -126,19 +126,20 @@ def test_the_gpus_padded_form_is_one_graph_that_compiles() -> None:
         torch.testing.assert_close(got, expected)
 
 
-def test_only_cuda_pads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cuda_pads_the_lm_head(monkeypatch: pytest.MonkeyPatch) -> None:
     class OnCuda(torch.Tensor):
         device = torch.device("cuda")
 
-    monkeypatch.setattr(loss_module._PaddedCrossEntropy, "apply", lambda *args: "padded")
+    monkeypatch.setattr(loss_module, "_cuda_chunks", lambda *args: ("cuda", []))
+    monkeypatch.setattr(loss_module._ChunkedCrossEntropy, "apply", lambda *args: args[3])
     hidden, weight, targets = torch.randn(3, 4), torch.randn(5, 4, requires_grad=True), torch.arange(3)
-    assert next_token_loss(hidden.as_subclass(OnCuda), weight, targets) == "padded"  # type: ignore[comparison-overlap]
-    assert isinstance(next_token_loss(hidden, weight, targets), torch.Tensor)
+    assert next_token_loss(hidden.as_subclass(OnCuda), weight, targets) == "cuda"  # type: ignore[comparison-overlap]
+    assert next_token_loss(hidden, weight, targets) != "cuda"  # type: ignore[comparison-overlap]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("compiled", [False, True])
-def test_on_a_gpu_loss_and_gradients_are_the_cpus(compiled: bool) -> None:
+def test_loss_and_gradients_on_a_gpu_equal_those_on_a_cpu(compiled: bool) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(300, 64), torch.randn(1001, 64)
     targets = torch.randint(0, 1001, (300,))
@@ -170,7 +171,7 @@ class _LargestTensor(TorchDispatchMode):
 def test_memory_does_not_grow_with_tokens_times_vocabulary(
     num_tokens: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", 16_000)
+    monkeypatch.setattr(loss_module, "CPU_CHUNK_LOGITS", 16_000)
     hidden = torch.randn(num_tokens, 8, requires_grad=True)
     weight = torch.randn(vocab_size, 8, requires_grad=True)
     with _LargestTensor() as largest:

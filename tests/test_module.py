@@ -36,7 +36,7 @@ def test_shares_of_a_ragged_global_batch_add_up_to_its_mean(
         for micro in range(batches.accumulation):
             batch = batches[step * batches.accumulation + micro]
             hidden = model.transformer(batch["inputs"])
-            share = next_token_loss(hidden, model.head_weight, batch["targets"]) / batch["global_targets"]
+            share = next_token_loss(hidden, model.lm_head_weight, batch["targets"]) / batch["global_targets"]
             share.backward()
             total += share.item()
     assert total == pytest.approx(mean.item(), rel=1e-6)

@@ -67,7 +67,7 @@ def test_muon_moves_hidden_matrices_along_the_orthogonalised_momentum() -> None:
     model = GPT(TINY)
     config = OptimConfig(name="muon", muon_learning_rate=0.1, muon_momentum=0.5, weight_decay=0.2)
     optimizer = build_optimizer(model, config)
-    weight = model.transformer.blocks[1].feed_forward.expand.weight  # (64, 16)
+    weight = model.transformer.blocks[1].mlp.fc_in.weight  # (64, 16)
     momentum = torch.zeros_like(weight)
     for seed in range(3):
         before = weight.detach().clone()

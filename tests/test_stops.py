@@ -50,5 +50,5 @@ def test_a_stop_that_overlaps_itself_is_found() -> None:
 
 
 def test_an_empty_stop_is_refused() -> None:
-    with pytest.raises(ValueError, match="--stop is an empty text"):
+    with pytest.raises(ValueError, match="a stop string is empty"):
         StopFinder(["a", ""])

@@ -16,9 +16,9 @@ BLOCK_NAMES = {
     "attention_norm": "ln_1",
     "attention.qkv": "attn.c_attn",
     "attention.out_proj": "attn.c_proj",
-    "feed_forward_norm": "ln_2",
-    "feed_forward.expand": "mlp.c_fc",
-    "feed_forward.project": "mlp.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.fc_in": "mlp.c_fc",
+    "mlp.fc_out": "mlp.c_proj",
 }
 
 
@@ -100,7 +100,7 @@ def test_ten_adamw_steps_give_transformers_losses() -> None:
     for _ in range(10):
         token_ids = torch.randint(0, 97, (4, 25))
         inputs, targets = token_ids[:, :-1], token_ids[:, 1:]
-        ours_loss = next_token_loss(ours.transformer(inputs), ours.head_weight, targets) / targets.numel()
+        ours_loss = next_token_loss(ours.transformer(inputs), ours.lm_head_weight, targets) / targets.numel()
         theirs_loss = F.cross_entropy(theirs(inputs).logits.flatten(0, 1), targets.flatten())
         assert ours_loss.item() == pytest.approx(theirs_loss.item(), abs=1e-5)
         for loss, optimizer in ((ours_loss, ours_optimizer), (theirs_loss, theirs_optimizer)):
@@ -115,7 +115,7 @@ def test_loss_at_initialisation_is_gpt2s() -> None:
     token_ids = torch.randint(0, 50257, (4, 129))
     with torch.no_grad():
         hidden = model.transformer(token_ids[:, :-1])
-        loss = next_token_loss(hidden, model.head_weight, token_ids[:, 1:]) / (4 * 128)
+        loss = next_token_loss(hidden, model.lm_head_weight, token_ids[:, 1:]) / (4 * 128)
     assert loss.item() == pytest.approx(math.log(50257) + 768 * 0.02**2 / 2, abs=0.05)
 
 
@@ -124,9 +124,9 @@ def test_initial_weights_have_gpt2s_spread() -> None:
     block = GPT(GPTConfig(vocab_size=8, num_layers=8, d_model=256, num_heads=4)).transformer.blocks[0]
     for linear, std in (
         (block.attention.qkv, 0.02),
-        (block.feed_forward.expand, 0.02),
+        (block.mlp.fc_in, 0.02),
         (block.attention.out_proj, 0.02 / 4),
-        (block.feed_forward.project, 0.02 / 4),
+        (block.mlp.fc_out, 0.02 / 4),
     ):
         assert linear.weight.std().item() == pytest.approx(std, rel=0.02)
         assert torch.equal(linear.bias, torch.zeros_like(linear.bias))
@@ -139,7 +139,7 @@ def test_one_batch_can_be_learned_by_heart() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for _ in range(250):
         hidden = model.transformer(token_ids[:, :-1])
-        loss = next_token_loss(hidden, model.head_weight, token_ids[:, 1:]) / 64
+        loss = next_token_loss(hidden, model.lm_head_weight, token_ids[:, 1:]) / 64
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

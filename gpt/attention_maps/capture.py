@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gpt.model.attention import MultiHeadAttention, causal_attention_logits
+from gpt.model.attention import MultiHeadAttention
 from gpt.model.inference import inference
 from gpt.model.transformer import GPT
 
@@ -75,10 +75,10 @@ def _attention_logits(model: GPT, token_ids: Tensor) -> Tensor:
     logits: list[Tensor] = []
 
     def record(attention: MultiHeadAttention, projected: Tensor) -> None:
-        queries, keys, _ = attention.split(projected)
+        queries, keys, _ = attention.split_qkv(projected)
         logits.append(causal_attention_logits(queries, keys).cpu())
 
-    with inference(model, modules):
+    with inference(model):
         hooks = [
             attention.qkv.register_forward_hook(
                 lambda _, inputs, output, attention=attention: record(attention, output)
@@ -87,9 +87,25 @@ def _attention_logits(model: GPT, token_ids: Tensor) -> Tensor:
             if isinstance(attention, MultiHeadAttention)
         ]
         try:
-            model.transformer(token_ids.to(model.head_weight.device))
+            model.transformer(token_ids.to(model.device))
         finally:
             for hook in hooks:
                 hook.remove()
     assert len(logits) == model.config.num_layers  # hooks are skipped without a word where a module is compiled
     return torch.stack(logits)
+
+
+def causal_attention_logits(queries: Tensor, keys: Tensor) -> Tensor:
+    """Pre-softmax attention logits, which the fused kernel does not return.
+
+    Args:
+        queries: (B, H, T, D), any float dtype.
+        keys: (B, H, T, D).
+
+    Returns:
+        (B, H, T, T) float32: rows are queries, -inf for future keys; ``softmax(dim=-1)`` gives the attention weights.
+    """
+    T = queries.shape[-2]
+    logits = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5  # (B, H, T, T)
+    future = torch.ones(T, T, dtype=torch.bool, device=logits.device).triu(diagonal=1)
+    return logits.masked_fill(future, -torch.inf)

@@ -90,7 +90,7 @@ def ours(config: GPTConfig, weights: Weights, device: torch.device, compiled: bo
 
     def loss(inputs: Tensor, targets: Tensor) -> Tensor:
         with _autocast(device):
-            return next_token_loss(model.transformer(inputs), model.head_weight, targets, compiled) / targets.numel()
+            return next_token_loss(model.transformer(inputs), model.lm_head_weight, targets, compiled) / targets.numel()
 
     name = "mini-gpt" + (", compiled" if compiled else "")
     return Contender(name, model, loss, optimizer, lambda: _clip(model, foreach=True))

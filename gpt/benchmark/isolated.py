@@ -16,7 +16,7 @@ from gpt.benchmark.contenders import Contender, nanogpt, ours, transformers_gpt2
 from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
-from gpt.training.memory import keep_memory
+from gpt.training.cpu_memory import disable_malloc_trim
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def build(name: str, work: Work) -> Contender:
     weights = {key: tensor.detach() for key, tensor in GPT(work.config).state_dict().items()}
     if kind == "mini-gpt":
         if device.type == "cpu":
-            keep_memory()
+            disable_malloc_trim()
         return ours(work.config, weights, device, compiled=variant == "compiled")
     if kind == "nanogpt":
         assert work.nanogpt_folder is not None

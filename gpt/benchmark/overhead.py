@@ -20,7 +20,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
 from gpt.training.config_parser import parse_config
-from gpt.training.memory import keep_memory
+from gpt.training.cpu_memory import disable_malloc_trim
 from gpt.training.optim import build_optimizer
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ _WARMUP_STEPS = 2
 
 def bare_rate(config_file: Path, flags: list[str]) -> float:
     """Tokens per second of the shortest loop that takes the same steps: no log, no schedule, no checkpoint."""
-    keep_memory()
+    disable_malloc_trim()
     config = parse_config(config_file, flags)
     manifest = Manifest.load(Path(config.data.path))
     torch.manual_seed(0)
@@ -48,7 +48,7 @@ def bare_rate(config_file: Path, flags: list[str]) -> float:
             break
         optimizer.zero_grad()
         hidden = model.transformer(batch["inputs"])
-        loss = next_token_loss(hidden, model.head_weight, batch["targets"]) / batch["global_targets"]
+        loss = next_token_loss(hidden, model.lm_head_weight, batch["targets"]) / batch["global_targets"]
         loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=True)
         optimizer.step()

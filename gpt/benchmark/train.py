@@ -13,7 +13,7 @@ from gpt.benchmark.learning import learning_rows
 from gpt.benchmark.overhead import overhead_rows
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
 from gpt.model.config import GPTConfig
-from gpt.model.loss import chunk_logits
+from gpt.model.loss import max_chunk_logits
 from gpt.model.transformer import GPT
 
 log = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ def matmul_rate(config: GPTConfig, rows: int, device: str, seconds: float = 4.0)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16  # as the step runs
     work = []  # made once: fresh memory is not what is measured here
     for (fan_in, fan_out), count in kinds.items():
-        n = rows if fan_out != vocab_size else min(rows, chunk_logits(torch.device(device)) // fan_out)
+        n = rows if fan_out != vocab_size else min(rows, max_chunk_logits(torch.device(device)) // fan_out)
         x, w = (torch.randn(size, fan_in, device=device, dtype=dtype) for size in (n, fan_out))
         work.append((n, fan_in, fan_out, count * rows / n, x, w, x @ w.T, torch.zeros_like(x), torch.zeros_like(w)))
     flops = elapsed = 0.0

@@ -11,18 +11,14 @@ from gpt.errors import UserError
 
 @dataclass(frozen=True)
 class Sampling:
-    """How the next token is drawn: the filters in the order given here, each on what the one before has left.
+    """How to sample the next token; the filters apply in this order, each to what the one before has kept.
 
     Args:
-        temperature: divides the logits; 0 always takes the likeliest token.
-        top_k: draw among the k likeliest only; None or 0 leaves all.
-        top_p: draw among the likeliest that together have at least this probability; 1 leaves all, 0 the likeliest.
-        min_p: leave out what is less likely than this times the likeliest; 0 leaves all.
-        repetition_penalty: makes tokens of the text so far less likely: their logits are divided by it where they
-            are positive and multiplied where negative; 1 changes nothing.
-
-    Raises:
-        ValueError: a value is out of its range.
+        temperature: divides the logits; 0 is greedy.
+        top_k: keep the k likeliest tokens; None or 0 keeps all.
+        top_p: keep the likeliest tokens that together have at least this probability; 1 keeps all.
+        min_p: drop tokens less likely than this fraction of the likeliest; 0 keeps all.
+        repetition_penalty: divides positive and multiplies negative logits of tokens already in the text.
 
     Source: top-k Fan et al. 2018, top-p Holtzman et al. 2020, min-p Nguyen et al. 2024, repetition penalty Keskar
     et al. 2019 (CTRL), section 4.1.
@@ -36,48 +32,45 @@ class Sampling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature < float("inf"):
-            raise UserError(f"--temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
+            raise UserError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
         if self.top_k is not None and self.top_k < 0:
-            raise UserError(f"--top-k is {self.top_k}; it must be 0 (off) or more")
-        for name in ("top_p", "min_p"):
-            if not 0.0 <= getattr(self, name) <= 1.0:
-                raise UserError(f"--{name.replace('_', '-')} is {getattr(self, name)}; it must lie between 0 and 1")
-        if not 0.01 <= self.repetition_penalty <= 100:
-            raise UserError(f"--repetition-penalty is {self.repetition_penalty}; it must lie between 0.01 and 100")
+            raise UserError(f"top_k is {self.top_k}; it must be 0 (off) or more")
+        for name, low, high in (("top_p", 0, 1), ("min_p", 0, 1), ("repetition_penalty", 0.01, 100)):
+            if not low <= getattr(self, name) <= high:
+                raise UserError(f"{name} is {getattr(self, name)}; it must lie between {low} and {high}")
 
-    def draw(self, logits: Tensor, generator: torch.Generator, so_far: Sequence[int] = ()) -> int:
-        """Draw one token.
+    def sample(self, logits: Tensor, generator: torch.Generator, history: Sequence[int] = ()) -> int:
+        """Sample one token.
 
         Args:
-            logits: (V,), any float dtype, not changed.
-            generator: on the CPU, where the drawing is done, whatever the model's device.
-            so_far: ids of the text so far, for the repetition penalty.
+            logits: (V,), any float dtype and device; not changed.
+            generator: on the CPU, where sampling runs, so that a seed gives the same text on every device.
+            history: token ids for the repetition penalty.
 
         Raises:
-            ValueError: the largest logit is not finite, or one is no number: the model has diverged.
+            UserError: the largest logit is not finite, or logits contain NaN; the model has diverged.
         """
         logits = logits.float().cpu()
-        if not logits.max().isfinite():  # the largest is no number if any is none; -inf only means never
+        if not logits.max().isfinite():  # the maximum is NaN if any logit is; a logit of -inf is allowed
             raise UserError("the model's logits are not finite: it diverged in training; use an earlier checkpoint")
-        if self.repetition_penalty != 1.0 and so_far:
-            seen = torch.tensor(sorted(set(so_far)))
+        if self.repetition_penalty != 1.0 and history:
+            seen = torch.tensor(sorted(set(history)))
             penalised = logits[seen]
             factor = torch.where(penalised > 0, 1 / self.repetition_penalty, self.repetition_penalty)
             logits = logits.index_copy(0, seen, penalised * factor)
         if self.temperature == 0 or self.top_k == 1:
             return int(logits.argmax())
-        # Only differences matter; with the largest at 0, a tiny temperature cannot overflow.
-        logits = (logits - logits.max()) / max(self.temperature, 1e-30)  # below, it would be 0 in float32
-        likeliest = torch.arange(len(logits))
+        # With the largest logit at 0, a tiny temperature cannot overflow; below 1e-30 it would be 0 in float32.
+        logits = (logits - logits.max()) / max(self.temperature, 1e-30)
+        token_ids = torch.arange(len(logits))
         if self.top_k and self.top_k < len(logits):
-            logits, likeliest = logits.topk(self.top_k)  # in falling order
+            logits, token_ids = logits.topk(self.top_k)  # in decreasing order
         elif self.top_p < 1.0:
-            logits, likeliest = logits.sort(descending=True, stable=True)
-        probabilities = logits.softmax(dim=-1)
+            logits, token_ids = logits.sort(descending=True, stable=True)
+        probs = logits.softmax(dim=-1)
         if self.top_p < 1.0:
-            before = probabilities.cumsum(dim=-1) - probabilities
-            # The likeliest stays whatever happens: what is before it is nothing.
-            probabilities = probabilities.masked_fill((before >= self.top_p) & (before > 0), 0.0)
+            cumulative = probs.cumsum(dim=-1) - probs
+            probs = probs.masked_fill((cumulative >= self.top_p) & (cumulative > 0), 0.0)  # keeps the first token
         if self.min_p > 0.0:
-            probabilities = probabilities.masked_fill(probabilities < self.min_p * probabilities.max(), 0.0)
-        return int(likeliest[torch.multinomial(probabilities, num_samples=1, generator=generator)])
+            probs = probs.masked_fill(probs < self.min_p * probs.max(), 0.0)
+        return int(token_ids[torch.multinomial(probs, num_samples=1, generator=generator)])

@@ -1,4 +1,4 @@
-"""Stop strings in a text that arrives in pieces."""
+"""Stop strings in streamed text."""
 
 from collections.abc import Sequence
 
@@ -6,46 +6,37 @@ from gpt.errors import UserError
 
 
 class StopFinder:
-    """Lets text through as soon as it cannot be part of a stop string any more.
+    """Passes text on as soon as it cannot be part of a stop string.
 
-    A stop string is found wherever it begins: across pieces, and inside what looked like the beginning of another.
-
-    Args:
-        stops: the strings; none of them empty.
-
-    Raises:
-        ValueError: one is empty.
+    Finds a stop string wherever it begins, also across pieces and inside a partial match of another.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
         if "" in stops:
-            raise UserError("--stop is an empty text; leave it out")
+            raise UserError("a stop string is empty; leave it out")
         self._stops = stops
         self._held = ""
         self.found = False
 
     def push(self, text: str) -> str:
-        """Add text; returns what is certain. After a stop string is ``found``, that is what came before it."""
+        """Add text and return what is final; once a stop string is ``found``, the text before it."""
         self._held += text
         starts = [start for stop in self._stops if (start := self._held.find(stop)) >= 0]
         if starts:
             self.found = True
-            certain, self._held = self._held[: min(starts)], ""
-            return certain
-        kept = max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        certain = self._held[: len(self._held) - kept]
-        self._held = self._held[len(self._held) - kept :]
-        return certain
+            final, self._held = self._held[: min(starts)], ""
+            return final
+        held = max((_partial_match(self._held, stop) for stop in self._stops), default=0)
+        final = self._held[: len(self._held) - held]
+        self._held = self._held[len(self._held) - held :]
+        return final
 
     def finish(self) -> str:
-        """What was held back, once nothing more comes."""
+        """Return the held text at the end of the stream."""
         held, self._held = self._held, ""
         return held
 
 
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest beginning of ``stop``, but not all of it, that ``text`` ends with."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if text.endswith(stop[:size]):
-            return size
-    return 0
+def _partial_match(text: str, stop: str) -> int:
+    """Length of the longest proper prefix of ``stop`` that is a suffix of ``text``."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,30 +1,29 @@
-"""Multi-head causal attention: the one module that trains, generates and is watched.
+"""Multi-head causal attention.
 
-Shape letters: B batch, T query length, H heads, D head_dim.
+Shape letters: B batch, T query length, S key length, H heads, D head_dim.
 """
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask
 
-from gpt.model.document_mask import compiled
 from gpt.model.kv_cache import KVCache
+from gpt.model.masks import compiled_flex_attention
 
 
 class MultiHeadAttention(nn.Module):
-    """All heads at once: one matrix for every head's queries, keys and values, one fused kernel.
+    """Causal self-attention with all heads in one projection and one fused kernel.
 
-    The signature and the initialisation are the notes': ``torch.manual_seed(123)`` and
-    ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` give the table that the notes print, because the
-    rows of ``qkv`` are drawn in the order query, key, value and with the bound of three separate layers.
-    ``gpt.model.attention_primer`` walks there step by step.
+    The signature and the initialisation are the notes': under ``torch.manual_seed(123)``,
+    ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` gives the table that the notes print, because the rows of ``qkv``
+    are drawn in the order query, key, value and with the same bound as three separate layers.
+    ``gpt.model.attention_primer`` derives it step by step.
 
     Args:
-        d_in: width of the input vectors.
-        d_out: width of the output, over all heads together; a head has ``d_out // num_heads``.
-        context_length: longest sequence that may be attended over, in tokens.
-        dropout: probability of dropping an attention weight, while training only.
+        d_in: width of the input.
+        d_out: width of the output; each head has ``d_out // num_heads``.
+        context_length: longest sequence, in tokens.
+        dropout: probability of dropping an attention weight in training.
         num_heads: number of heads.
         qkv_bias: whether the query, key and value projections have a bias.
 
@@ -52,33 +51,22 @@ class MultiHeadAttention(nn.Module):
         self.qkv = nn.Linear(d_in, 3 * d_out, bias=qkv_bias)
         self.out_proj = nn.Linear(d_out, d_out)
 
-    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values of every head.
-
-        Args:
-            x: (B, T, d_in).
-
-        Returns:
-            Three tensors (B, H, T, D).
-        """
-        return self.split(self.qkv(x))
-
-    def split(self, projected: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """What ``qkv`` puts out, (B, T, 3 d_out), as queries, keys and values, (B, H, T, D) each."""
-        B, T, _ = projected.shape
-        queries, keys, values = projected.view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+    def split_qkv(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split the output of ``qkv``, (B, T, 3 d_out), into queries, keys and values, (B, H, T, D) each."""
+        B, T, _ = qkv.shape
+        queries, keys, values = qkv.view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         return queries, keys, values
 
     def forward(
         self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
     ) -> Tensor:
-        """Let every token gather from itself and the tokens before it.
+        """Attend from every token to itself and the tokens before it.
 
         Args:
             x: (B, T, d_in), T at most ``context_length``.
-            mask: as ``document_mask`` or ``KVCache.mask`` makes it, to look at some of those tokens only.
-            cache: holds the tokens before x, and is given those of x.
-            layer: whose keys and values these are in the cache.
+            mask: from ``document_mask`` or ``KVCache.mask``; None is the causal mask.
+            cache: holds the keys and values of the tokens before x; those of x are appended.
+            layer: index of this layer in the cache.
 
         Returns:
             (B, T, d_out).
@@ -89,36 +77,18 @@ class MultiHeadAttention(nn.Module):
         B, T, _ = x.shape
         if self.context_length < T:
             raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.context_length})")
-        queries, keys, values = self.heads(x)  # (B, H, T, D) each
+        queries, keys, values = self.split_qkv(self.qkv(x))  # (B, H, T, D) each
         if cache is not None:
             keys, values = cache.append(layer, keys, values)  # (B, H, S, D)
         if isinstance(mask, BlockMask):
-            context = compiled("flex_attention")(queries, keys, values, block_mask=mask)
+            context = compiled_flex_attention()(queries, keys, values, block_mask=mask)  # (B, H, T, D)
         else:
             context = F.scaled_dot_product_attention(
                 queries,
                 keys,
                 values,
                 attn_mask=mask,
-                # The function knows nothing of train() and eval(), so this line is what keeps dropout to training.
-                dropout_p=self.dropout if self.training else 0.0,
-                # The kernel's causal mask is for equally many keys; a single query may look at all of them.
-                is_causal=mask is None and keys.shape[2] == T,
+                dropout_p=self.dropout if self.training else 0.0,  # the function does not know train() and eval()
+                is_causal=mask is None and keys.shape[2] == T,  # one query over a cache attends to all keys
             )  # (B, H, T, D)
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)
-
-
-def causal_attention_logits(queries: Tensor, keys: Tensor) -> Tensor:
-    """What the fused kernel takes the softmax of, and keeps to itself.
-
-    Args:
-        queries: (B, H, T, D), any float dtype.
-        keys: (B, H, T, D).
-
-    Returns:
-        (B, H, T, T) float32: a row per query, -inf for the future. ``softmax(dim=-1)`` makes the attention weights.
-    """
-    T = queries.shape[-2]
-    logits = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5  # (B, H, T, T)
-    future = torch.ones(T, T, dtype=torch.bool, device=logits.device).triu(diagonal=1)
-    return logits.masked_fill(future, -torch.inf)

@@ -1,4 +1,4 @@
-"""The shape of a GPT-2. Without torch, so that a command line can show and check it at once."""
+"""Shape of a GPT-2. Does not import torch, so that the command line can show and check it at once."""
 
 from dataclasses import dataclass
 
@@ -14,12 +14,9 @@ class GPTConfig:
         context_length: longest sequence, in tokens.
         d_model: width of the residual stream.
         num_layers: number of transformer blocks.
-        num_heads: attention heads per block; ``d_model`` must be a multiple of it.
-        dropout: probability on embeddings, attention weights and residual branches, while training only.
-        qkv_bias: whether the query, key and value projections have a bias, as GPT-2's have.
-
-    Raises:
-        ValueError: a value is out of its range.
+        num_heads: attention heads per block; d_model must be a multiple of it.
+        dropout: probability on embeddings, attention weights and residual branches, in training only.
+        qkv_bias: whether the query, key and value projections have a bias, as in GPT-2.
     """
 
     vocab_size: int = 50257

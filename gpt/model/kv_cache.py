@@ -1,4 +1,4 @@
-"""Keys and values of the tokens read so far, so that the next token costs one token's work.
+"""KV cache: keys and values of the tokens read so far.
 
 Shape letters: L layers, B batch, H heads, T new tokens, S tokens in the cache, D head_dim.
 """
@@ -10,15 +10,13 @@ from gpt.model.config import GPTConfig
 
 
 class KVCache:
-    """Room for keys and values of some tokens per row; each row has read its own number of them.
+    """Preallocated KV cache with a length per sequence.
 
-    An argument of the model's call, never its state: whoever generates holds it, and two texts never meet.
+    It is an argument of the model's call and never module state.
 
     Args:
         batch_size: B.
-        device: where the model is.
-        dtype: of keys and values.
-        room: most tokens that a row will have; the context, if that is less or nothing is said.
+        max_length: most tokens of a sequence, at most the context length, which is the default.
     """
 
     def __init__(
@@ -27,56 +25,51 @@ class KVCache:
         batch_size: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
-        room: int | None = None,
+        max_length: int | None = None,
     ) -> None:
         head_dim = config.d_model // config.num_heads
-        room = min(room or config.context_length, config.context_length)
-        shape = (config.num_layers, batch_size, config.num_heads, room, head_dim)
-        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, H, room, D)
+        max_length = min(max_length or config.context_length, config.context_length)
+        shape = (config.num_layers, batch_size, config.num_heads, max_length, head_dim)
+        self.keys = torch.zeros(shape, device=device, dtype=dtype)  # (L, B, H, max_length, D)
         self.values = torch.zeros(shape, device=device, dtype=dtype)
         self.lengths = [0] * batch_size
 
-    def row(self, number: int) -> "KVCache":
-        """An empty cache of one row, on the same memory."""
+    def sequence(self, index: int) -> "KVCache":
+        """An empty cache for one sequence that shares this cache's memory."""
         part = object.__new__(KVCache)
-        part.keys, part.values = self.keys[:, number : number + 1], self.values[:, number : number + 1]
+        part.keys, part.values = self.keys[:, index : index + 1], self.values[:, index : index + 1]
         part.lengths = [0]
         return part
 
-    def keep(self, rows: list[int]) -> None:
-        """Forget all rows but these, in rising order; the rest closes up, in the same memory."""
-        for place, row in enumerate(rows):
-            if place != row:  # each row moves forward: none is overwritten before it has moved itself
-                read = slice(self.lengths[row])
+    def compact(self, indices: list[int]) -> None:
+        """Keep only these sequences, in increasing order, compacting the cache in place."""
+        for target, source in enumerate(indices):
+            if target != source:  # each moves forward, so none is overwritten before it has moved
+                used = slice(self.lengths[source])
                 for stored in (self.keys, self.values):
-                    stored[:, place, :, read] = stored[:, row, :, read]
-        self.keys, self.values = self.keys[:, : len(rows)], self.values[:, : len(rows)]
-        self.lengths = [self.lengths[row] for row in rows]
+                    stored[:, target, :, used] = stored[:, source, :, used]
+        self.keys, self.values = self.keys[:, : len(indices)], self.values[:, : len(indices)]
+        self.lengths = [self.lengths[index] for index in indices]
 
     def positions(self, T: int) -> Tensor:
-        """Position of each new token in its row: (B, T), int64."""
+        """Position of each of T new tokens in its sequence: (B, T), int64."""
         start = torch.tensor(self.lengths, device=self.keys.device)
         return start[:, None] + torch.arange(T, device=self.keys.device)
 
     def mask(self, T: int) -> Tensor | None:
-        """Which tokens the T new ones may look at: (B, 1, T, S), bool; None where plain causal attention says it all.
-
-        Raises:
-            ValueError: a row would have more tokens than the context.
-        """
+        """Attention mask for T new tokens: (B, 1, T, S), bool; None where the causal mask or no mask is enough."""
         end = max(self.lengths) + T
-        if end > self.keys.shape[3]:
-            raise ValueError(f"{end} tokens are more than the cache has room for ({self.keys.shape[3]})")
+        assert end <= self.keys.shape[3], f"{end} tokens do not fit into a cache of {self.keys.shape[3]}"
         if len(set(self.lengths)) == 1 and (T == 1 or self.lengths[0] == 0):
             return None
-        seen = torch.arange(end, device=self.keys.device)
-        return (seen <= self.positions(T)[:, :, None])[:, None]
+        keys = torch.arange(end, device=self.keys.device)
+        return (keys <= self.positions(T)[:, :, None])[:, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values, (B, H, T, D) each.
+        """Store the keys and values of new tokens, (B, H, T, D) each.
 
         Returns:
-            All of the layer's so far, (B, H, S, D) each; what lies beyond a row's own length is to be masked.
+            All keys and values of the layer, (B, H, S, D) each; what lies beyond a sequence's length must be masked.
         """
         T = keys.shape[2]
         shortest, longest = min(self.lengths), max(self.lengths)
@@ -85,11 +78,11 @@ class KVCache:
             all_keys[:, :, longest:] = keys
             all_values[:, :, longest:] = values
         else:
-            for row, length in enumerate(self.lengths):
-                all_keys[row, :, length : length + T] = keys[row]
-                all_values[row, :, length : length + T] = values[row]
+            for index, length in enumerate(self.lengths):
+                all_keys[index, :, length : length + T] = keys[index]
+                all_values[index, :, length : length + T] = values[index]
         return all_keys, all_values
 
-    def advance(self, lengths: list[int]) -> None:
-        """Count new tokens as read: per row, since of a padded batch only a row's own tokens count."""
-        self.lengths = [length + more for length, more in zip(self.lengths, lengths, strict=True)]
+    def advance(self, counts: list[int]) -> None:
+        """Count new tokens of each sequence as read; padding is not counted."""
+        self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]

@@ -1,11 +1,8 @@
-"""GPT-2: token and position embeddings, pre-norm transformer blocks, a head tied to the token embedding.
+"""GPT-2: token and position embeddings, pre-norm transformer blocks, an LM head tied to the token embedding.
 
 Shape letters: B batch, T length, E d_model, V vocab_size, L layers.
 Source: Radford et al. 2019 (GPT-2), section 2.3; initialisation as in OpenAI's release.
 """
-
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -14,14 +11,28 @@ from torch.nn.attention.flex_attention import BlockMask
 
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
-from gpt.model.document_mask import document_mask, document_positions
-from gpt.model.feed_forward import FeedForward
 from gpt.model.kv_cache import KVCache
-from gpt.model.recompute import recomputed, trains_on_cpu
+from gpt.model.masks import document_mask, document_positions
+
+
+class MLP(nn.Module):
+    """Expand 4x, tanh GELU, project back.
+
+    Source: Radford et al. 2018 (GPT), section 4.1; GELU of Hendrycks & Gimpel 2016, section 2.
+    """
+
+    def __init__(self, config: GPTConfig) -> None:
+        super().__init__()
+        self.fc_in = nn.Linear(config.d_model, 4 * config.d_model)
+        self.fc_out = nn.Linear(4 * config.d_model, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, T, E) to (B, T, E)."""
+        return self.fc_out(F.gelu(self.fc_in(x), approximate="tanh"))
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then feed-forward, each on a normalised copy and added back: (B, T, E) to (B, T, E)."""
+    """Attention, then MLP, each on a layer norm of the residual stream and added back to it."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -30,38 +41,25 @@ class TransformerBlock(nn.Module):
         self.attention = MultiHeadAttention(
             E, E, config.context_length, config.dropout, config.num_heads, config.qkv_bias
         )
-        self.feed_forward_norm = nn.LayerNorm(E)
-        self.feed_forward = FeedForward(config)
+        self.mlp_norm = nn.LayerNorm(E)
+        self.mlp = MLP(config)
         self.dropout = nn.Dropout(config.dropout)
 
     def forward(
         self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
     ) -> Tensor:
-        """(B, T, E) to (B, T, E), with mask, cache and layer as ``MultiHeadAttention`` takes them.
-
-        Read it as x + attention(norm(x)), then x + feed_forward(norm(x)): the two helpers change what a CPU keeps for
-        the way back, never what is computed.
-        """
-        normed = self.attention_norm(x)
-        with _kept_as_recipe(normed, self.attention_norm, x):
-            x = _add(x, self.dropout(self.attention(normed, mask, cache, layer)))
-        normed = self.feed_forward_norm(x)
-        with _kept_as_recipe(normed, self.feed_forward_norm, x):
-            return _add(x, self.dropout(self.feed_forward(normed)))
-
-
-def _add(x: Tensor, branch: Tensor) -> Tensor:
-    """The residual stream with a branch added; where a CPU trains, in the branch's own memory: nobody else needs it."""
-    return branch.add_(x) if trains_on_cpu(x) else x + branch
-
-
-def _kept_as_recipe(normed: Tensor, norm: nn.Module, x: Tensor) -> AbstractContextManager[None]:
-    """Where a CPU trains, a normalised copy is made again on the way back instead of kept: it is cheap, and large."""
-    return recomputed(normed, partial(norm, x.detach())) if trains_on_cpu(x) else nullcontext()
+        """(B, T, E) to (B, T, E); mask, cache and layer as ``MultiHeadAttention`` takes them."""
+        x = x + self.dropout(self.attention(self.attention_norm(x), mask, cache, layer))
+        x = x + self.dropout(self.mlp(self.mlp_norm(x)))
+        return x
 
 
 class Transformer(nn.Module):
-    """Everything but the head. Training calls this module itself, since its loss never wants all logits."""
+    """The model without its LM head: token ids to hidden states.
+
+    A module of its own, because the training loss takes hidden states (``gpt.model.loss``), and because
+    ``module.compile()`` acts on the call of a module.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -73,12 +71,12 @@ class Transformer(nn.Module):
         self.final_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, token_ids: Tensor, documents: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """Hidden states from which the head predicts.
+        """Hidden states after the final norm.
 
         Args:
             token_ids: (B, T), int64, T at most ``context_length``.
-            documents: (B, T), int64, each token's document, to keep them apart; None for one text throughout.
-            cache: holds the tokens before these, and is given these; its owner then says how many count.
+            documents: (B, T), int64: document ids for the block-diagonal mask; None is the plain causal mask.
+            cache: KV cache of the tokens before these; the caller advances it.
 
         Returns:
             (B, T, E).
@@ -89,15 +87,12 @@ class Transformer(nn.Module):
         T = token_ids.shape[1]
         if self.config.context_length < T:
             raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.config.context_length})")
-        mask: Tensor | BlockMask | None
+        mask: Tensor | BlockMask | None = None
+        positions = self.position_embedding.weight[:T]  # (T, E)
         if cache is not None:
-            mask = cache.mask(T)
-            positions = self.position_embedding(cache.positions(T))  # (B, T, E)
-        elif documents is None:
-            positions, mask = self.position_embedding.weight[:T], None  # (T, E)
-        else:
-            positions = self.position_embedding(document_positions(documents))  # (B, T, E)
-            mask = document_mask(documents)
+            mask, positions = cache.mask(T), self.position_embedding(cache.positions(T))  # (B, T, E)
+        elif documents is not None:
+            mask, positions = document_mask(documents), self.position_embedding(document_positions(documents))
         x = self.dropout(self.token_embedding(token_ids) + positions)  # (B, T, E)
         for layer, block in enumerate(self.blocks):
             x = block(x, mask, cache, layer)
@@ -105,7 +100,7 @@ class Transformer(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT-2: the transformer, and a head that is its token embedding once more (so no weights of its own).
+    """GPT-2: the transformer and an LM head that shares the token embedding's weight.
 
     At initialisation the loss is ``ln(vocab_size) + d_model * 0.02**2 / 2`` nats, 10.98 for GPT-2 small: the
     final norm gives the hidden state a norm of sqrt(d_model), so the logits have a variance of d_model * 0.02².
@@ -115,27 +110,30 @@ class GPT(nn.Module):
         super().__init__()
         self.config = config
         self.transformer = Transformer(config)
-        self.decoding_head: nn.Module | None = None  # the head once more, laid out for one token at a time
         self._initialise()
 
     @property
-    def head_weight(self) -> Tensor:
-        """(V, E): the token embedding, shared with the input."""
+    def lm_head_weight(self) -> Tensor:
+        """(V, E): the token embedding."""
         return self.transformer.token_embedding.weight
 
     @property
+    def device(self) -> torch.device:
+        """Device of the weights."""
+        return self.lm_head_weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
+        return self.lm_head_weight.dtype
+
+    @property
     def num_parameters(self) -> int:
-        """Number of weights, the tied head counted once."""
+        """Number of weights; the tied LM head is counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Logits of the next token at every position.
-
-        Args:
-            token_ids: (B, T), int64, T at most ``context_length``.
-
-        Returns:
-            (B, T, V).
+        """Next-token logits at every position: (B, T) int64 to (B, T, V).
 
         Raises:
             ValueError: T is larger than ``context_length``.
@@ -143,8 +141,8 @@ class GPT(nn.Module):
         return self.logits(self.transformer(token_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """What the head predicts from hidden states: (..., E) to (..., V)."""
-        return F.linear(hidden, self.head_weight) if self.decoding_head is None else self.decoding_head(hidden)
+        """LM head: (..., E) to (..., V)."""
+        return F.linear(hidden, self.lm_head_weight)
 
     @torch.no_grad()
     def _initialise(self) -> None:
@@ -155,7 +153,6 @@ class GPT(nn.Module):
                 nn.init.zeros_(module.bias)
         # Each block adds two branches to the residual stream; this keeps the sum's variance from growing with L.
         residual_std = 0.02 / (2 * self.config.num_layers) ** 0.5
-        for block in self.transformer.blocks:
-            assert isinstance(block, TransformerBlock)
-            nn.init.normal_(block.attention.out_proj.weight, std=residual_std)
-            nn.init.normal_(block.feed_forward.project.weight, std=residual_std)
+        for name, parameter in self.named_parameters():
+            if name.endswith(("attention.out_proj.weight", "mlp.fc_out.weight")):
+                nn.init.normal_(parameter, std=residual_std)

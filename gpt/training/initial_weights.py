@@ -37,7 +37,7 @@ def _silence_blocks(model: GPT) -> None:
     for block in model.transformer.blocks:
         assert isinstance(block, TransformerBlock)
         block.attention.out_proj.weight.zero_()
-        block.feed_forward.project.weight.zero_()
+        block.mlp.fc_out.weight.zero_()
 
 
 @torch.no_grad()

@@ -17,10 +17,11 @@ from gpt.data.manifest import Manifest
 from gpt.data.windows import TrainingBatch, Window
 from gpt.evaluation import Evaluation, LossTotals
 from gpt.model.config import GPTConfig
-from gpt.model.document_mask import document_ids
 from gpt.model.loss import next_token_loss
+from gpt.model.masks import document_ids
 from gpt.model.transformer import GPT
 from gpt.training.config import RunConfig
+from gpt.training.cpu_memory import reduce_cpu_memory
 from gpt.training.optim import build_optimizer, learning_rate_factor
 
 
@@ -80,7 +81,7 @@ class GPTModule(L.LightningModule):
         """This micro-batch's share of the mean loss over the global batch."""
         self._seed_generators(batch["number"])
         hidden = self.model.transformer(batch["inputs"], document_ids(batch["inputs"], self._document_eot))
-        loss_sum = next_token_loss(hidden, self.model.head_weight, batch["targets"], self.compiled_loss)
+        loss_sum = next_token_loss(hidden, self.model.lm_head_weight, batch["targets"], self.compiled_loss)
         share = loss_sum / batch["global_targets"]
         first_of_step = batch["number"] % self.config.accumulation == 0
         self.train_loss = share.detach() if first_of_step else self.train_loss + share.detach()
@@ -107,6 +108,8 @@ class GPTModule(L.LightningModule):
         """The optimizer, and a learning rate for each of its steps."""
         optim, max_steps = self.config.optim, self.config.trainer.max_steps
         optimizer = build_optimizer(self.model, optim)
+        if self.device.type == "cpu":
+            reduce_cpu_memory(self.model, optimizer)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: learning_rate_factor(step, optim, max_steps)
         )

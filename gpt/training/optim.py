@@ -36,24 +36,7 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
         betas=config.betas,
         fused=True,
     )
-    optimizer = MuonWithAdamW(hidden, config, adamw) if config.name == "muon" else adamw
-    _allocate_state(optimizer)
-    return optimizer
-
-
-def _allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Make the averages that AdamW would make in its first step.
-
-    Then, on a CPU, they lie below a step's activations in memory, and not in the holes that the first step's leave:
-    there they would split what each later step needs whole, and its peak would grow by a twentieth.
-    """
-    for group in optimizer.param_groups:
-        for parameter in group["params"] if "betas" in group else ():
-            optimizer.state[parameter] = {
-                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-                "exp_avg": torch.zeros_like(parameter),
-                "exp_avg_sq": torch.zeros_like(parameter),
-            }
+    return MuonWithAdamW(hidden, config, adamw) if config.name == "muon" else adamw
 
 
 class MuonWithAdamW(torch.optim.Optimizer):

@@ -8,7 +8,7 @@ import torch
 
 from gpt.errors import UserError
 from gpt.model.config import GPTConfig
-from gpt.model.loss import chunk_logits
+from gpt.model.loss import max_chunk_logits
 from gpt.model.transformer import GPT
 from gpt.training.config import OptimConfig, RunConfig
 from gpt.training.datamodule import TokenDataModule
@@ -98,7 +98,7 @@ def memory_estimate(model: GPT, config: RunConfig, device: torch.device) -> dict
         "gradients": weights,
         "optimizer": optimizer,
         "activations": activation_bytes(model.config, config.data.micro_batch_size, device.type == "cpu"),
-        "loss": 3 * 4 * min(chunk_logits(device), all_logits) + 2 * 4 * model.head_weight.numel(),
+        "loss": 3 * 4 * min(max_chunk_logits(device), all_logits) + 2 * 4 * model.lm_head_weight.numel(),
     }
 
 

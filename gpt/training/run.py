@@ -29,7 +29,6 @@ from gpt.training.checkpoint_io import AtomicCheckpointIO
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.initial_weights import initialise
-from gpt.training.memory import keep_memory
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
 from gpt.training.run_folder import is_first_process, make_run_dir, save_config
@@ -77,8 +76,6 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         ValueError: the config, the data or the run folder do not allow the run.
     """
     started = time.monotonic()
-    if not torch.cuda.is_available():
-        keep_memory()
     _check_number_of_processes(config)
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)

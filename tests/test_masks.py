@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from gpt.model.config import GPTConfig
-from gpt.model.document_mask import block_mask, document_ids, document_mask, document_positions
+from gpt.model.masks import block_mask, document_ids, document_mask, document_positions
 from gpt.model.transformer import GPT
 
 EOT = 99
@@ -30,7 +30,7 @@ def model() -> GPT:
 
 
 def _logits(model: GPT, ids: torch.Tensor) -> torch.Tensor:
-    return F.linear(model.transformer(ids, document_ids(ids, EOT)), model.head_weight)
+    return F.linear(model.transformer(ids, document_ids(ids, EOT)), model.lm_head_weight)
 
 
 def test_each_document_has_the_logits_that_it_has_alone(model: GPT) -> None:
@@ -87,5 +87,5 @@ def test_the_gpus_path_has_the_cpus_logits_and_gradients(model: GPT) -> None:
         model.zero_grad()
         logits = _logits(model.to(device), ids.to(device))
         logits.square().mean().backward()
-        results.append((logits.detach().cpu(), model.head_weight.grad.cpu()))
+        results.append((logits.detach().cpu(), model.lm_head_weight.grad.cpu()))
     torch.testing.assert_close(*results, rtol=1e-2, atol=1e-3)

@@ -2,15 +2,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt.generation import decode_weights
-from gpt.generation.decode_weights import (
-    DecodingLinear,
-    Int8Linear,
-    _bound,
-    lay_out_for_decoding,
-    one_token_step,
-)
+from gpt.errors import UserError
+from gpt.generation import packed
 from gpt.generation.generate import Request, generate
+from gpt.generation.packed import Int8Linear, PackedGPT, PackedLinear, _bound, _norm
 from gpt.generation.sampling import Sampling
 from gpt.model.config import GPTConfig
 from gpt.model.kv_cache import KVCache
@@ -22,12 +17,12 @@ from gpt.tokenizer import Tokenizer
 @pytest.mark.parametrize("fan_out", [257, 64, 1])
 @pytest.mark.parametrize("fan_in", [24, 7])
 @pytest.mark.parametrize("with_bias", [True, False])
-def test_the_layout_changes_no_number(shape: tuple[int, ...], fan_out: int, fan_in: int, with_bias: bool) -> None:
+def test_packed_linear_equals_float64(shape: tuple[int, ...], fan_out: int, fan_in: int, with_bias: bool) -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(fan_out, fan_in), torch.randn(*shape, fan_in)
     bias = torch.randn(fan_out) if with_bias else None
     expected = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    torch.testing.assert_close(DecodingLinear(weight, bias)(x).double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(PackedLinear(weight, bias)(x).double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
@@ -42,7 +37,7 @@ def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("bound", [None, 5.0])
 @pytest.mark.parametrize("shape", [(1,), (7,), (3, 1), (2, 5), (1, 1)])
-def test_int8_rounds_weights_and_hardly_inputs(shape: tuple[int, ...], bound: float | None) -> None:
+def test_int8_rounds_weights_to_8_bits_and_inputs_to_13(shape: tuple[int, ...], bound: float | None) -> None:
     torch.manual_seed(0)
     weight, bias, x = torch.randn(300, 400), torch.randn(300), torch.randn(*shape, 400).clamp(-5, 5)
     layer = Int8Linear(weight, bias, bound)
@@ -54,16 +49,16 @@ def test_int8_rounds_weights_and_hardly_inputs(shape: tuple[int, ...], bound: fl
     assert _distance(got - bias, x.double() @ weight.double().T) == pytest.approx(0.29 * 3 / 127, rel=0.1)
 
 
-def test_int8_takes_features_that_dwarf_all_others() -> None:
+def test_int8_represents_outlier_features() -> None:
     torch.manual_seed(0)
     weight, x = torch.randn(300, 400), torch.randn(5, 400)
-    x[:, [3, 77]] = torch.tensor([100.0, -50.0])  # as transformers have them; the step of one digit would be 1.6
+    x[:, [3, 77]] = torch.tensor([100.0, -50.0])  # with one digit the rounding step would be 1.6
     got, rounded = Int8Linear(weight, None)(x), _rounded(weight)
     # Each of the five rows is rounded to steps of 100 / 7938.
     assert (got.double() - x.double() @ rounded.T).norm() < 100 / 7938 * 0.29 * 5**0.5 * rounded.norm() * 1.3
 
 
-def test_int8_rows_do_not_affect_each_other() -> None:
+def test_int8_sequences_do_not_affect_each_other() -> None:
     torch.manual_seed(0)
     bias = torch.randn(300)
     layer = Int8Linear(torch.randn(300, 40), bias)
@@ -82,41 +77,41 @@ def test_first_digits_are_rounded_once() -> None:
     torch.testing.assert_close(layer(x[:, None])[:, 0], x, rtol=0, atol=0.51 / 126)
 
 
-def test_many_rows_are_the_rows_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tokens_are_split_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = Int8Linear(torch.randn(30, 40), torch.randn(30)), torch.randn(3, 7, 40)
     at_once = layer(x)
-    monkeypatch.setattr(decode_weights, "_MOST", 4)
+    monkeypatch.setattr(packed, "_MAX_INT8_TOKENS", 4)
     assert torch.equal(layer(x), at_once)
 
 
-def test_a_norms_bound_holds_and_is_reached() -> None:
+def test_the_bound_of_a_layer_norm_is_tight() -> None:
     torch.manual_seed(0)
     norm = torch.nn.LayerNorm(256)
     with torch.no_grad():
         norm.weight.uniform_(-2, 2)
         norm.bias.normal_()
         spikes = torch.cat([torch.eye(256), -torch.eye(256)]) * 1e3  # one feature, and nothing else
-        largest, bound = norm(spikes).abs().max(), _bound(norm)
+        largest, bound = norm(spikes).abs().max(), _bound(*_norm(norm))
         assert bound is not None
         assert 0.95 * bound < largest <= bound
         norm.weight[3] = 60.0  # a gain that would leave all others a coarse step
-        assert _bound(norm) is None
+        assert _bound(*_norm(norm)) is None
         norm.weight.zero_()
         norm.bias.zero_()
-        assert _bound(norm) is None
+        assert _bound(*_norm(norm)) is None
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("quantize", [None, "int8"])
-def test_a_diverged_model_does_not_pass_for_a_sound_one(quantize: str | None, bad: float) -> None:
-    for place in ("blocks.1.feed_forward.project.weight", "blocks.0.attention.out_proj.weight", "final_norm.bias"):
+def test_a_diverged_model_is_detected(quantize: str | None, bad: float) -> None:
+    for place in ("blocks.1.mlp.fc_out.weight", "blocks.0.attention.out_proj.weight", "final_norm.bias"):
         model = _model()
         model.transformer.get_parameter(place).view(-1)[0] = bad
-        lay_out_for_decoding(model, quantize)
-        with pytest.raises(ValueError, match="diverged"):
-            generate(model, Tokenizer("bytes"), [[1, 2, 3]], Request(5, Sampling(0)), [0])
-        assert not model(torch.tensor([[1, 2, 3]])).isfinite().all()
+        decoder = PackedGPT(model, quantize)
+        with pytest.raises(UserError, match="diverged"):
+            generate(decoder, Tokenizer("bytes"), [[1, 2, 3]], Request(5, Sampling(0)), [0])
+        assert not decoder(torch.tensor([[1, 2, 3]])).isfinite().all()
 
 
 def _model() -> GPT:
@@ -128,27 +123,25 @@ def _model() -> GPT:
     return model.requires_grad_(False)
 
 
-def test_a_model_laid_out_has_its_logits_and_writes_its_texts() -> None:
+def test_a_packed_model_has_the_models_logits_and_texts() -> None:
     tokenizer, ids = Tokenizer("bytes"), torch.randint(257, (3, 32), generator=torch.Generator().manual_seed(1))
-    plain, laid_out = _model(), _model()
-    lay_out_for_decoding(laid_out)
-    torch.testing.assert_close(laid_out(ids), plain(ids), rtol=1e-4, atol=1e-4)
+    plain = _model()
+    packed = PackedGPT(plain)
+    torch.testing.assert_close(packed(ids), plain(ids), rtol=1e-4, atol=1e-4)
     request = Request(50, Sampling())
     prompts, seeds = [[1, 2, 3], [], [4] * 20], [0, 1, 2]
-    texts = [generate(model, tokenizer, prompts, request, seeds) for model in (plain, laid_out)]
+    texts = [generate(model, tokenizer, prompts, request, seeds) for model in (plain, packed)]
     assert texts[0] == texts[1]
-    assert [generate(laid_out, tokenizer, [p], request, [s])[0] for p, s in zip(prompts, seeds, strict=True)] == texts[
-        0
-    ]
+    assert [generate(packed, tokenizer, [p], request, [s])[0] for p, s in zip(prompts, seeds, strict=True)] == texts[0]
 
 
-def test_int8_predicts_nearly_the_same() -> None:
+def test_int8_changes_predictions_by_less_than_a_hundredth_of_their_entropy() -> None:
     ids = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(1))
-    plain, rounded = _model(), _model()
-    lay_out_for_decoding(rounded, "int8")
-    step, cache, parts = one_token_step(rounded), KVCache(rounded.config, 2), []
+    plain = _model()
+    rounded = PackedGPT(plain, "int8")
+    cache, parts = KVCache(rounded.config, 2), []
     for token in ids.T:
-        parts.append(rounded.logits(step(token[:, None], cache)))
+        parts.append(rounded.logits(rounded.transformer(token[:, None], cache=cache))[:, 0])
         cache.advance([1, 1])
     torch.testing.assert_close(torch.stack(parts, dim=1), rounded(ids), rtol=1e-5, atol=5e-3)  # a second digit flips
     expected, got = plain(ids).log_softmax(-1), rounded(ids).log_softmax(-1)
@@ -157,16 +150,38 @@ def test_int8_predicts_nearly_the_same() -> None:
     assert 0 < divergence < 0.01 * entropy
 
 
-def test_int8_rows_of_a_batch_are_what_they_are_alone() -> None:
-    tokenizer, model = Tokenizer("bytes"), _model()
-    lay_out_for_decoding(model, "int8")
+def test_int8_text_does_not_depend_on_the_batch() -> None:
+    tokenizer, model = Tokenizer("bytes"), PackedGPT(_model(), "int8")
     prompts = [[5] * 20, [], [1, 2, 3] * 9, [7]]
     request = Request(40, Sampling(temperature=0))
     together = generate(model, tokenizer, prompts, request, [0] * 4)
     assert together == [generate(model, tokenizer, [prompt], request, [0])[0] for prompt in prompts]
 
 
-def test_int8_is_refused_where_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="--quantize int8 is for CPUs"):
-        lay_out_for_decoding(_model().to("meta"), "int8")
-    lay_out_for_decoding(_model().to("meta"))
+def test_the_model_stays_as_it_is_and_can_go_on_training() -> None:
+    model = GPT(GPTConfig(vocab_size=257, context_length=8, d_model=8, num_layers=1, num_heads=2, dropout=0.0))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    packed, ids = PackedGPT(model), torch.arange(8)[None]
+    expected = packed(ids).clone()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.training
+    model(ids).square().sum().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= parameter.grad
+    assert torch.equal(packed(ids), expected)  # a copy of every weight
+    assert not torch.allclose(model(ids), expected)
+
+
+def test_documents_are_masked_as_in_the_model() -> None:
+    model, ids = _model(), torch.tensor([[1, 256, 5, 6, 256, 7]])
+    documents = (ids == 256).cumsum(dim=1)
+    packed = PackedGPT(model)
+    expected = model.transformer(ids, documents)
+    torch.testing.assert_close(packed.transformer(ids, documents), expected, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(packed.transformer(ids), expected, rtol=1e-2)
+
+
+def test_packing_is_refused_off_the_cpu() -> None:
+    with pytest.raises(UserError, match="packed weights are for CPUs"):
+        PackedGPT(_model().to("meta"), "int8")

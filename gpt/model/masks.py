@@ -1,0 +1,70 @@
+"""Block-diagonal causal mask for packed documents: attention stays inside a document, positions restart in each.
+
+Off by default, as GPT-2 was trained; Llama 3 (2024, section 3.2) masks this way.
+Shape letters: B batch, T length.
+"""
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+
+def document_ids(token_ids: Tensor, eot_id: int | None) -> Tensor | None:
+    """Number each token's document within its window; an end-of-text token begins a document.
+
+    Args:
+        token_ids: (B, T), int64.
+        eot_id: id of the end-of-text token; None if the documents are not to be masked.
+
+    Returns:
+        (B, T), int64: the running count of end-of-text tokens, so a window that starts inside a document counts from
+        0. None without ``eot_id``.
+    """
+    return None if eot_id is None else (token_ids == eot_id).cumsum(dim=1)
+
+
+def document_positions(documents: Tensor) -> Tensor:
+    """Position of each token in its document, from 0: (B, T) document ids to (B, T), int64."""
+    T = documents.shape[1]
+    position = torch.arange(T, device=documents.device)
+    is_first = torch.ones_like(documents, dtype=torch.bool)
+    is_first[:, 1:] = documents[:, 1:] != documents[:, :-1]
+    return position - (position * is_first).cummax(dim=1).values
+
+
+def document_mask(documents: Tensor) -> Tensor | BlockMask:
+    """The mask for (B, T) document ids.
+
+    Returns:
+        On a CPU (B, 1, T, T), bool, true where a query (row) may attend to a key (column). On a GPU FlexAttention's
+        block mask, which never holds T x T values.
+    """
+    if documents.is_cuda:
+        return block_mask(documents, _compiled_create_block_mask())
+    T = documents.shape[1]
+    causal = torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()
+    return (causal & (documents[:, :, None] == documents[:, None, :]))[:, None]
+
+
+def block_mask(documents: Tensor, create: Any = create_block_mask) -> BlockMask:
+    """The same mask for FlexAttention; an uncompiled ``create`` materialises all T x T values."""
+    B, T = documents.shape
+
+    def may_attend(b: Tensor, h: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return (query >= key) & (documents[b, query] == documents[b, key])
+
+    return create(may_attend, B, None, T, T, device=documents.device)
+
+
+@cache
+def _compiled_create_block_mask() -> Any:
+    return torch.compile(create_block_mask, dynamic=False)
+
+
+@cache
+def compiled_flex_attention() -> Any:
+    """FlexAttention, which is fused only when it is compiled."""
+    return torch.compile(flex_attention, dynamic=False)
