@@ -5,6 +5,7 @@ import json
 import logging
 import math
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -46,8 +47,9 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         The exit status: 2 after a user's mistake, 130 after Ctrl-C, 141 after a broken pipe.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        return main(sys.argv[1:] if argv is None else argv)
+        return main(argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
@@ -55,7 +57,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 141
     except (UserError, OSError) as error:
-        print(f"error: {' '.join(_message(error).split())}", file=sys.stderr)
+        print(f"error: {_with_flags(' '.join(_message(error).split()), argv)}", file=sys.stderr)
         return 2
 
 
@@ -88,6 +90,15 @@ def _message(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror is not None:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
     return str(error)
+
+
+def _with_flags(message: str, argv: list[str]) -> str:
+    """Name a parameter by its flag, if that was given: ``--top-k is -1`` where the library says ``top_k is -1``."""
+    for flag in {argument.partition("=")[0] for argument in argv if argument.startswith("--")}:
+        name = re.escape(flag[2:].replace("-", "_"))
+        pattern = rf"(?<![\w.-]){name}\b" if "_" in name else rf"^{name}(?= is )"
+        message = re.sub(pattern, flag, message) if name else message
+    return message
 
 
 def _finite(content: Any) -> Any:

@@ -5,12 +5,29 @@ import sys
 import pytest
 
 from gpt.cli import print_json, run
+from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 
 
 def test_a_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lambda argv: GPTConfig(num_layers=int(argv[0])) and 0, ["0"]) == 2
     assert capsys.readouterr().err == "error: model.num_layers is 0; it must be at least 1\n"
+
+
+def test_a_parameter_is_named_by_the_flag_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    def main(argv: list[str]) -> int:
+        raise UserError(argv[-1])
+
+    for flag, message, expected in (
+        ("--top-k", "top_k is -1", "--top-k is -1"),
+        ("--top-k=-1", "top_k is -1", "--top-k is -1"),
+        ("--seed", "seed is -1; the seed counts", "--seed is -1; the seed counts"),
+        ("--data", "the data is bad", "the data is bad"),
+        ("--num-samples", "top_k is -1", "top_k is -1"),
+        ("--model.num_layers", "model.num_layers is 0", "--model.num_layers is 0"),
+    ):
+        assert run(main, [flag, message]) == 2
+        assert capsys.readouterr().err == f"error: {expected}\n"
 
 
 def test_any_other_value_error_keeps_its_traceback() -> None:

@@ -278,12 +278,12 @@ def test_script_prints_the_same_streamed_or_not(tiny_run: Path, capsys: pytest.C
         (["--top-p", "1.5"], "--top-p is 1.5"),
         (["--min-p", "-0.1"], "--min-p is -0.1"),
         (["--repetition-penalty", "0"], "--repetition-penalty is 0.0"),
-        (["--stop", ""], "--stop is an empty text"),
+        (["--stop", ""], "a stop string is empty"),
         (["--seed", "99999999999999999999"], "--seed is 99999999999999999999"),
         (["--seed", "-1"], "--seed is -1"),
         (["--max-new-tokens", "-1"], "--max-new-tokens is -1"),
         (["--num-samples", "0"], "--num-samples is 0"),
-        (["--device", "abacus"], "no device 'abacus'"),
+        (["--device", "abacus"], "device 'abacus' is not available"),
         (["--prompt", "x\udce9"], "'\\udce9' in the text is no character"),
         (["--prompt-file", "missing.txt"], "missing.txt"),
         (["--stream", "--json"], "not allowed with"),
@@ -313,7 +313,7 @@ def test_script_refuses_files_that_are_no_prompt_and_checkpoints_that_are_none(
     content["hyper_parameters"]["tokenizer"] = "gpt2"
     torch.save(content, tmp_path / "other.ckpt")
     for arguments, words in [
-        ([str(tiny_run), "--prompt-file", str(tmp_path / "latin1.txt")], "latin1.txt is not UTF-8: byte 3"),
+        ([str(tiny_run), "--prompt-file", str(tmp_path / "latin1.txt")], "latin1.txt is not UTF-8 at byte 3"),
         ([str(tmp_path / "none.ckpt")], "there is no checkpoint"),
         ([str(tmp_path / "other.ckpt")], "has 257 token ids and its tokenizer 'gpt2' 50257"),
     ]:
