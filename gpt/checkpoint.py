@@ -23,7 +23,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 BEST = "best.ckpt"
 LAST = "last.ckpt"
 _PREFIX = "model."

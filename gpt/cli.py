@@ -58,7 +58,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return 141
     except (UserError, OSError) as error:
         print(f"error: {_with_flags(' '.join(_message(error).split()), argv)}", file=sys.stderr)
-        return 2
+        return getattr(error, "exit_status", 2)
 
 
 def choose_device(name: str | None = None) -> "torch.device":

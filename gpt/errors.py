@@ -1,8 +1,10 @@
-"""The one exception that speaks to the user."""
+"""The exception that speaks to the user."""
 
 
 class UserError(ValueError):
-    """A mistake of the user's, with what to do about it; scripts print it as one line and exit with status 2.
+    """A mistake of the user's: what is wrong and what to do, which scripts print as one line.
 
-    A ValueError of any other class is a bug and keeps its traceback.
+    Any other ValueError is a bug and keeps its traceback.
     """
+
+    exit_status = 2

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gpt.data.windows import IGNORED
 from gpt.model import loss as loss_module
 from gpt.model.loss import next_token_loss
-from gpt.training.run import compiler_error
+from gpt.training.trainer import compiler_error
 
 
 def _plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:

@@ -144,19 +144,3 @@ def test_wsd_stays_and_then_falls_straight() -> None:
 def test_constant_stays() -> None:
     config = OptimConfig(schedule="constant", warmup_steps=2)
     assert [learning_rate_factor(step, config, 10) for step in range(4)] == pytest.approx([0.5, 1, 1, 1])
-
-
-def test_the_state_that_is_made_beforehand_is_the_one_that_adamw_would_make() -> None:
-    torch.manual_seed(0)
-    linear = torch.nn.Linear(3, 2)
-    optimizer = build_optimizer(linear, OptimConfig())
-    theirs = torch.optim.AdamW(linear.parameters(), fused=True)
-    ours = {parameter: dict(state) for parameter, state in optimizer.state.items()}
-    for parameter in linear.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    theirs.step()
-    for parameter, state in theirs.state.items():
-        assert ours[parameter].keys() == state.keys()
-        for name, value in state.items():
-            assert (ours[parameter][name].dtype, ours[parameter][name].shape) == (value.dtype, value.shape)
-            assert not ours[parameter][name].any()

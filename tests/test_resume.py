@@ -18,7 +18,8 @@ import torch
 
 from gpt.checkpoint import read_checkpoint
 from gpt.files import exclusive
-from gpt.training.callbacks.training_log import TrainingLog
+from gpt.training.step import StepCallback
+from gpt.training.training_log import TrainingLog
 from tests.test_run import events, same_weights, scalars, weights
 
 TrainTiny = Callable[..., int]
@@ -29,18 +30,21 @@ class CrashError(Exception):
     """What a kill looks like from inside: nothing of ours runs any more."""
 
 
-def _at(step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, hook: str = "on_train_batch_end") -> None:
-    """Do something in the first callback's hook, once, when so many steps are done."""
-    original = getattr(TrainingLog, hook)
+def _at(
+    step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, hook: str = "after_step",
+    owner: type = TrainingLog,
+) -> None:  # fmt: skip
+    """Do something once, when so many steps are done, before anything else that follows a step or a validation."""
+    original = getattr(owner, hook)
     done = []
 
-    def patched(self: TrainingLog, trainer: Any, module: Any, *rest: Any) -> None:
-        original(self, trainer, module, *rest)
+    def patched(self: Any, trainer: Any, *rest: Any) -> None:
+        original(self, trainer, *rest)
         if trainer.global_step == step and not done:
             done.append(True)
             act()
 
-    monkeypatch.setattr(TrainingLog, hook, patched)
+    monkeypatch.setattr(owner, hook, patched)
 
 
 def _crash() -> None:
@@ -61,8 +65,8 @@ def _same_run(first: Path, second: Path) -> None:
 # Saves are at 5, 10, 12 (validated), 15, 20, 24 (validated), 25, 30; the tiny run has dropout and accumulation.
 @pytest.mark.parametrize(
     "step,hook",
-    [(3, "on_train_batch_end"), (7, "on_train_batch_end"), (12, "on_train_batch_end"), (12, "on_validation_end"),
-     (13, "on_train_batch_end"), (20, "on_train_batch_end"), (24, "on_validation_start"), (30, "on_train_batch_end")],
+    [(3, "after_step"), (7, "after_step"), (12, "after_step"), (12, "after_validation"),
+     (13, "after_step"), (20, "after_step"), (24, "before_validation"), (30, "after_step")],
 )  # fmt: skip
 def test_a_crash_at_any_point_is_continued_exactly(
     step: int, hook: str, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,7 +166,7 @@ def test_a_finished_run_goes_on_with_more_steps(
     shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
     assert train_tiny(tmp_path, "--resume", "--json") == 0  # so that a loop of restarts ends
     captured = capfd.readouterr()
-    assert "has done its 30 steps; a larger --trainer.max_steps goes on" in captured.err
+    assert "has completed its 30 steps; a larger --trainer.max_steps continues it" in captured.err
     result = json.loads(captured.out)
     assert (result["steps"], result["train_loss_nats"]) == (30, None)
     assert result["val_loss_nats"] == pytest.approx(scalars(tiny_run, "val/loss_nats")[30])
@@ -317,7 +321,7 @@ def test_a_signal_to_the_whole_group_spares_the_loader_workers(
         time.sleep(0.3)
 
     with monkeypatch.context() as patch:
-        _at(7, signal_all, patch, hook="on_train_batch_start")
+        _at(7, signal_all, patch, "on_train_batch_start", StepCallback)
         with pytest.raises(SystemExit) as stopped:
             train_tiny(tmp_path, "--data.num_workers", "2", "--data.micro_batch_size", "1")
     assert stopped.value.code == 143
@@ -325,13 +329,13 @@ def test_a_signal_to_the_whole_group_spares_the_loader_workers(
 
 
 def test_a_second_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gpt.training.callbacks.interruption import Interruption
-    from gpt.training.callbacks.run_checkpoints import RunCheckpoints
+    from gpt.training.checkpoints import RunCheckpoints
+    from gpt.training.interruption import Interruption
 
     left: list[int] = []
     clock = [100.0]
-    monkeypatch.setattr("gpt.training.callbacks.interruption.os._exit", left.append)
-    monkeypatch.setattr("gpt.training.callbacks.interruption.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("gpt.training.interruption.os._exit", left.append)
+    monkeypatch.setattr("gpt.training.interruption.time.monotonic", lambda: clock[0])
     with Interruption(RunCheckpoints(tmp_path, keep_last=0)).handlers():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)  # the first Ctrl-C, also after a SIGTERM

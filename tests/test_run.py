@@ -225,7 +225,8 @@ def test_without_a_working_compiler_a_run_says_so_and_is_eager(
 
 
 def test_auto_compiles_on_a_cuda_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gpt.training.run import choose_compile, resolved
+    from gpt.training.run import resolved
+    from gpt.training.trainer import choose_compile
 
     def config(wanted: object, accelerator: str = "auto") -> RunConfig:
         trainer = dataclasses.replace(RunConfig().trainer, compile=wanted, accelerator=accelerator)  # type: ignore[arg-type]
@@ -236,7 +237,7 @@ def test_auto_compiles_on_a_cuda_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_
         monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
         assert choose_compile(config("auto")) == choose_compile(config("auto", "gpu")) == there
         assert not choose_compile(config("auto", "cpu"))
-        assert [choose_compile(config(wanted)) for wanted in (True, False, None)] == [True, False, False]
+        assert [choose_compile(config(wanted)) for wanted in (True, False)] == [True, False]
         assert resolved(config("auto"), tmp_path).trainer.compile is there
 
 
@@ -253,7 +254,7 @@ def test_last_is_the_last_step_and_best_the_best_validation(train_tiny: TrainTin
 
 
 def test_saves_between_validations(train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpt.training.checkpoint_io import AtomicCheckpointIO
+    from gpt.training.checkpoints import AtomicCheckpointIO
 
     saved = []
     original = AtomicCheckpointIO.save_checkpoint
@@ -297,7 +298,7 @@ def test_a_run_folder_named_explicitly_must_be_new(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes.txt").write_text("keep")
     assert train_tiny(tmp_path, "--run_name", "mine") == 2
-    assert capfd.readouterr().err.startswith(f"error: run folder {tmp_path / 'mine'} exists already; choose another")
+    assert capfd.readouterr().err.startswith(f"error: run folder {tmp_path / 'mine'} exists; choose another")
     assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
 
 
@@ -330,7 +331,7 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
 def test_a_terminal_gets_a_bar(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("gpt.training.callbacks.training_log.sys", types.SimpleNamespace(stderr=_Terminal(sys.stderr)))
+    monkeypatch.setattr("gpt.training.training_log.sys", types.SimpleNamespace(stderr=_Terminal(sys.stderr)))
     assert train_tiny(tmp_path, "--trainer.max_steps", "6") == 0
     error = capfd.readouterr().err
     assert "6/6" in error

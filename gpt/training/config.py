@@ -1,6 +1,6 @@
-"""The run's config: documented dataclasses, which are also the keys of the YAML file and the flags of train.py.
+"""The config of a run: dataclasses whose fields are the keys of the YAML file and the flags of train.py.
 
-No heavy import here, so that ``train.py --help`` and a refusal of a misspelt key take a fraction of a second.
+Imports nothing heavy, so that ``train.py --help`` and a misspelt key are answered at once. The docstrings are the help.
 """
 
 import re
@@ -19,21 +19,20 @@ MAX_CAPTURES = 500
 
 def _at_least(minimum: int, section: str, config: Any, *names: str) -> None:
     for name in names:
-        if not getattr(config, name) >= minimum:  # so, and not "<", a NaN is refused too
+        if not getattr(config, name) >= minimum:  # not "<", so that NaN is refused
             raise UserError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
 
 
 @dataclass(frozen=True)
 class DataConfig:
-    """What to train on, and how much at once.
+    """Training data and batch size.
 
     Args:
         path: folder that prepare_data.py wrote.
-        global_batch_size: windows per optimizer step, over all processes and micro-batches together.
-        micro_batch_size: windows per forward pass of one process; gradients are accumulated over as many passes
-            as the global batch needs, so that changing devices changes neither batches nor steps.
-        num_workers: processes that read windows ahead; 0 reads them in the training process.
-        document_mask: keep the documents of a window apart: attention stays inside each, and positions restart.
+        global_batch_size: sequences per optimizer step, over all processes and micro-batches.
+        micro_batch_size: sequences per forward pass of one process; gradient accumulation makes up the global batch.
+        num_workers: data loader processes; 0 loads in the training process.
+        document_mask: block-diagonal causal mask for packed documents; positions restart in each document.
     """
 
     path: str = "data/pydocs"
@@ -49,19 +48,19 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimizer and its learning rate; weight decay acts on matrices only.
+    """Optimizer and learning rate schedule.
 
     Args:
-        name: adamw, or muon: Muon for the matrices inside the blocks and AdamW for the rest.
-        learning_rate: AdamW's highest one, reached after the warmup.
-        min_learning_rate: where the schedule ends, at the last step; Muon's falls in the same proportion.
-        warmup_steps: optimizer steps of linear rise from 0.
-        schedule: what follows the warmup: cosine, wsd (no change, then a straight fall) or constant.
-        decay_fraction: share of the run, at its end, in which wsd falls.
-        weight_decay: decoupled, on matrices (embeddings included), not on biases and norms.
-        betas: decay of AdamW's two averages.
-        muon_learning_rate: Muon's highest one.
-        muon_momentum: decay of Muon's average.
+        name: adamw; or muon, which uses Muon for the matrices of the blocks and AdamW for all other parameters.
+        learning_rate: AdamW's peak learning rate, reached after warmup.
+        min_learning_rate: AdamW's learning rate at the last step; Muon's decays in the same proportion.
+        warmup_steps: optimizer steps of linear warmup.
+        schedule: after warmup: cosine, wsd (warmup-stable-decay: constant, then linear decay) or constant.
+        decay_fraction: fraction of the run, at its end, in which wsd decays.
+        weight_decay: decoupled weight decay, on matrices and embeddings only.
+        betas: AdamW's betas.
+        muon_learning_rate: Muon's peak learning rate.
+        muon_momentum: Muon's momentum.
     """
 
     name: Literal["adamw", "muon"] = "adamw"
@@ -91,21 +90,21 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """How long, on what, and how often to look; steps are optimizer steps, other words are Lightning's.
+    """Duration, hardware and intervals, in optimizer steps; otherwise as in Lightning's Trainer.
 
     Args:
-        max_steps: optimizer steps in the whole run.
-        max_time: end earlier, after [DD:]HH:MM:SS; the last step is validated and saved all the same.
-        accelerator: ``auto`` takes a GPU if there is one, then Apple's MPS, then the CPU.
+        max_steps: optimizer steps of the run.
+        max_time: stop after [DD:]HH:MM:SS; the last step is validated and saved.
+        accelerator: auto is CUDA, else MPS, else CPU.
         devices: processes on this machine, one per device.
-        num_nodes: machines.
-        strategy: Lightning's, for several processes: ``auto`` or ``ddp``.
-        precision: ``auto`` is bf16-mixed on a GPU that has it and 32-true elsewhere.
-        gradient_clip_val: largest norm of the gradient; 0 does not clip.
+        num_nodes: number of machines.
+        strategy: auto or ddp.
+        precision: auto is bf16-mixed on a GPU with native bf16, else 32-true.
+        gradient_clip_val: largest gradient norm; 0 disables clipping.
         validate_every_steps: steps between validations over the whole split; the last step is always validated.
         log_every_n_steps: steps between points in TensorBoard.
-        compile: use torch.compile (a minute or two of start-up); ``auto`` does on a CUDA GPU, where it pays.
-        sample_tokens: length of the sample text written at each validation; 0 writes none.
+        compile: use torch.compile, which takes a minute or two at the start; auto is true on CUDA.
+        sample_tokens: length of the text generated at each validation; 0 disables it.
     """
 
     max_steps: int = 19_000
@@ -138,11 +137,11 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """When to save, beside the saves after each validation.
+    """Saving, in addition to the save after each validation.
 
     Args:
-        every_steps: steps between saves of ``last.ckpt``.
-        keep_last: how many earlier saves to keep beside it, as ``step_00000250.ckpt`` and so on.
+        every_steps: steps between saves of last.ckpt.
+        keep_last: number of earlier saves to keep, as step_00000250.ckpt and so on.
     """
 
     every_steps: int = 250
@@ -155,10 +154,10 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """Against divergence: a step whose gradient is not finite is skipped, whatever this says.
+    """Divergence: a step whose gradient is not finite is always skipped.
 
     Args:
-        max_skipped_steps: more than so many in a run stop it.
+        max_skipped_steps: a run with more skipped steps stops.
     """
 
     max_skipped_steps: int = 20
@@ -169,12 +168,12 @@ class GuardConfig:
 
 @dataclass(frozen=True)
 class AttentionMapsConfig:
-    """Attention maps in TensorBoard: of one fixed text, and of random tokens that come twice.
+    """Attention maps in TensorBoard, of a probe text and of a repeated random sequence.
 
     Args:
-        enabled: whether to write them.
-        probe_text: the text; what does not fit into the context, or is beyond 256 tokens, is cut off.
-        captures: how often in the run: at each power of two, evenly between, and always before and after it.
+        enabled: whether to capture them.
+        probe_text: the probe text; truncated to the context and to 256 tokens.
+        captures: captures in the run: at its start, its end, each power of two, and evenly between.
     """
 
     enabled: bool = True
@@ -191,21 +190,14 @@ class AttentionMapsConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that a run depends on.
+    """Everything a run depends on.
 
     Args:
-        run_name: folder under checkpoints/; by default the config's name, then with -2, -3, ...
-        seed: of the initial weights, the data's order and dropout.
-        init_from: weights to start from: a run folder, a .ckpt file, a Hugging Face folder or name.
-        zero_init: start with every block adding nothing: zeros where it projects into the residual stream.
-        checkpoints_dir: where run folders are made.
-        model: shape of the model; the vocabulary comes with the data.
-        data: what to train on.
-        optim: the optimizer.
-        trainer: how long and on what.
-        checkpoint: when to save.
-        guard: when to give up.
-        attention_maps: what to watch.
+        run_name: folder under checkpoints_dir; default: the config's name, then with -2, -3, ...
+        seed: seed of the initial weights, the data order and dropout.
+        init_from: initial weights: a run folder, a .ckpt file, a Hugging Face folder or name.
+        zero_init: zero-initialise the residual projections.
+        checkpoints_dir: parent of the run folders.
     """
 
     run_name: str | None = None
@@ -240,16 +232,16 @@ class RunConfig:
 
     @property
     def accumulation(self) -> int:
-        """Forward passes per optimizer step, in each process."""
+        """Micro-batches per optimizer step, in each process."""
         return self.data.global_batch_size // (self.data.micro_batch_size * self.world_size)
 
     @property
     def tokens_per_step(self) -> int:
-        """Inputs per optimizer step, over all processes."""
+        """Input tokens per optimizer step, over all processes."""
         return self.data.global_batch_size * self.model.context_length
 
     def save(self, path: Path, comment: str) -> None:
-        """Write the resolved config as YAML that ``train.py --config`` takes, under a line of comment."""
+        """Write the resolved config as YAML for ``train.py --config``, under a comment line."""
         content = asdict(self)
         del content["model"]["vocab_size"]
         content["optim"]["betas"] = list(self.optim.betas)

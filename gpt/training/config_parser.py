@@ -1,96 +1,81 @@
-"""From a YAML file and flags of the same names to a config; what is wrong with them, in one line."""
+"""Parse a YAML file and flags of the same names to a config; report what is wrong with them in one line."""
 
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser, Namespace
+from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser
 
 from gpt.errors import UserError
 from gpt.training.config import RunConfig
 
-_SECTIONS: dict[str, Any] = {f.name: f.default_factory for f in fields(RunConfig) if is_dataclass(f.default_factory)}
 _COMMAND_LINE = "the command line"
-_OTHER_OPTIONS = ("config", "resume", "check", "json", "help")  # of train.py, beside the config's keys
-# The vocabulary comes with the data, so it is no option.
-_SKIPPED = {"model": {"vocab_size"}}
+_OTHER_OPTIONS = ("config", "resume", "check", "json", "help")  # train.py's own
+_VOCAB_SIZE = "model.vocab_size"  # comes with the data
 
 
 def config_parser() -> ArgumentParser:
-    """The options of a run, as jsonargparse shows them in ``--help``: sections and fields with their docstrings."""
+    """The options of a run, whose help is the docstrings of the config's dataclasses."""
     parser = ArgumentParser(prog="train.py", exit_on_error=False, add_help=False)
-    parser.add_class_arguments(RunConfig, skip=set(_SECTIONS), sub_configs=False, as_group=True)
-    for name, section in _SECTIONS.items():
-        parser.add_class_arguments(section, name, skip=_SKIPPED.get(name, set()), sub_configs=False)
+    parser.add_class_arguments(RunConfig, sub_configs=False)
     for action in parser._actions:
-        if action.dest in _SECTIONS:  # jsonargparse offers a file per section; one file for all is enough
-            action.help = SUPPRESS
+        if action.dest in (_VOCAB_SIZE, *asdict(RunConfig())) and action.dest not in config_keys():
+            action.help = SUPPRESS  # jsonargparse also offers a config file per section
     return parser
 
 
 def config_keys() -> list[str]:
-    """Every key of the config, as ``section.field`` or, outside the sections, ``field``."""
-    skipped = {f"{name}.{key}" for name, keys in _SKIPPED.items() for key in keys}
-    return [key for key in flat(asdict(RunConfig())) if key not in skipped]
+    """Every key of the config, as ``section.field``, or ``field`` outside the sections."""
+    return [key for key in flat(asdict(RunConfig())) if key != _VOCAB_SIZE]
 
 
 def flat(config: Mapping[Any, Any]) -> dict[str, Any]:
-    """A mapping of sections to their keys as one of ``section.key``; what is in no section stays as it is."""
+    """Flatten a mapping of sections to keys ``section.field``."""
     flattened: dict[str, Any] = {}
     for name, value in config.items():
-        keys = {f".{key}": leaf for key, leaf in value.items()} if isinstance(value, dict) else {"": value}
-        flattened.update({f"{name}{key}": leaf for key, leaf in keys.items()})
+        fields = {f".{key}": field for key, field in value.items()} if isinstance(value, dict) else {"": value}
+        flattened.update({f"{name}{key}": field for key, field in fields.items()})
     return flattened
 
 
 def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
-    """Read a YAML file, then flags over it.
-
-    Args:
-        config_file: the YAML file; every key is optional.
-        flags: ``--section.key value`` or ``--section.key=value``.
+    """Read a YAML file, in which every key is optional, and apply flags ``--section.key value`` over it.
 
     Raises:
-        ValueError: an unknown key (with the nearest known one), a wrong type, or a value out of range.
+        UserError: an unknown key (with the nearest known one), a wrong type, or a value out of range.
     """
-    parser = config_parser()
     content = _read_yaml(config_file)
     for key in flat(content):
         _check_known(key, str(config_file))
     for flag in flags:
         if flag.startswith("--"):
             _check_known(flag[2:].partition("=")[0], _COMMAND_LINE)
+    parser = config_parser()
     try:
-        return _build(parser.parse_args(flags, namespace=parser.parse_object(content)))
+        values = parser.parse_args(flags, namespace=parser.parse_object(content))
+        return RunConfig(**vars(parser.instantiate(values)))
     except (ArgumentError, TypeError) as error:
         raise UserError(_readable(str(error))) from None
 
 
-def _build(values: Namespace) -> RunConfig:
-    sections = {name: section(**vars(values[name])) for name, section in _SECTIONS.items()}
-    return RunConfig(**{**{f.name: values[f.name] for f in fields(RunConfig) if f.name not in _SECTIONS}, **sections})
-
-
 def _read_yaml(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise UserError(f"there is no config file {path}; see configs/ for some")
+        raise UserError(f"there is no config file {path}; see configs/ for examples")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} is not valid YAML: {_one_line(str(error))}") from None
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
+        raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict | None):
         raise UserError(f"{path} must be a mapping of sections to keys, such as 'model: {{num_layers: 4}}'")
-    return content
+    return content or {}
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """Plain values only, and no key twice: of two equal keys, YAML would silently take the second."""
+    """Plain values only, and no duplicate keys, of which YAML would silently take the second."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         mapping = super().construct_mapping(node, deep)
@@ -103,32 +88,27 @@ def _check_known(key: str, where: str) -> None:
     known = config_keys()
     if key in known:
         return
-    if key in _SECTIONS:
-        examples = ", ".join(name for name in known if name.startswith(f"{key}."))
-        raise UserError(f"{key!r} in {where} is a section; give its keys: {examples}")
-    # A lone field name, or a section misspelt, is matched on the part that is right.
+    if fields := [name for name in known if name.startswith(f"{key}.")]:
+        raise UserError(f"{key!r} in {where} is a section; give its keys: {', '.join(fields)}")
     if where == _COMMAND_LINE:
         known = [*known, *_OTHER_OPTIONS]
-    by_last_part = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
-    nearest = by_last_part or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    # A field without its section, or with a misspelt one, is matched by the field.
+    same_field = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    nearest = same_field or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     hint = f"did you mean {nearest[0]}?" if nearest else f"known are {', '.join(known)}"
     raise UserError(f"unknown key {key!r} in {where}; {hint}")
 
 
 def _readable(message: str) -> str:
-    """Say what jsonargparse says of a wrong value, in this project's words."""
-    message = _one_line(message)
+    """Reword jsonargparse's message about a wrong type as one line."""
+    message = " ".join(message.split())
     match = re.fullmatch(
         r'Parser key "(.+?)": .*?(Expected a .+?)\.? (?:Got value|Given value type: .+? Given value): (.+)', message
     )
     if match is None:
         return message
-    key, wanted, got = match.groups()
-    wanted = " or ".join(re.findall(r"Expected a (?:typing\.)?(.+?)(?: - |$)", wanted))
-    wanted = re.sub(r"<class '(\w+)'>", r"\1", wanted).replace("Literal", "one of ")
-    wanted = re.sub(r"^bool\b", "true or false", wanted)
-    return f"{key} is {got!r}; it must be {wanted}"
-
-
-def _one_line(message: str) -> str:
-    return " ".join(message.split())
+    key, expected, value = match.groups()
+    expected = " or ".join(re.findall(r"Expected a (?:typing\.)?(.+?)(?: - |$)", expected))
+    expected = re.sub(r"<class '(\w+)'>", r"\1", expected).replace("Literal", "one of ")
+    expected = re.sub(r"^bool\b", "true or false", expected)
+    return f"{key} is {value!r}; it must be {expected}"

@@ -1,4 +1,4 @@
-"""The data of a run as Lightning wants it."""
+"""The Lightning data module: micro-batches for training, the whole validation split for validation."""
 
 import signal
 from pathlib import Path
@@ -14,10 +14,10 @@ from gpt.training.config import RunConfig
 
 
 class TokenDataModule(L.LightningDataModule):
-    """Windows of a prepared folder, dealt to the processes of a run.
+    """Windows of a prepared folder, distributed over the ranks of a run.
 
     Raises:
-        ValueError: the folder is not prepared data, is damaged, or has a split without one whole window.
+        UserError: the folder is not prepared data, is damaged, or has a split shorter than one window.
     """
 
     def __init__(self, config: RunConfig) -> None:
@@ -33,12 +33,12 @@ class TokenDataModule(L.LightningDataModule):
         )
         if len(self.val_windows) < config.world_size:
             raise UserError(
-                f"the validation split has {len(self.val_windows)} windows and the run {config.world_size} processes, "
-                "each of which needs one; prepare more validation text"
+                f"the validation split has {len(self.val_windows)} windows; the run has {config.world_size} processes, "
+                "each of which needs one. Prepare more validation text"
             )
 
     def train_dataloader(self) -> DataLoader[TrainingBatch]:
-        """Micro-batches of this process, from where the run stands, without end."""
+        """Endless micro-batches of this rank, from the step at which the run stands."""
         assert self.trainer is not None
         batches = TrainingBatches(
             self.train_windows,
@@ -52,7 +52,7 @@ class TokenDataModule(L.LightningDataModule):
         return TrainingLoader(batches, consumed, self.config.data.num_workers, _ignore_signals)
 
     def val_dataloader(self) -> DataLoader[Window]:
-        """Every window of the validation split once, over all processes together."""
+        """Every window of the validation split once, over all ranks together."""
         assert self.trainer is not None
         return DataLoader(
             self.val_windows,
@@ -65,6 +65,6 @@ class TokenDataModule(L.LightningDataModule):
 
 
 def _ignore_signals(worker: int) -> None:
-    """Ctrl-C reaches a whole process group: a run that finishes its step needs its loader workers for that."""
+    """Ctrl-C reaches the whole process group, and a run needs its workers to complete the current step."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

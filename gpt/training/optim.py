@@ -1,7 +1,7 @@
-"""The optimizers, and the learning rate as a function of the step.
+"""Optimizers, and the learning rate as a function of the step.
 
-AdamW, the classical one, decays matrices only. Muon takes over the matrices inside the blocks, where it learns
-more per step; embeddings, biases and norms stay with AdamW.
+AdamW decays matrices only. Muon replaces it for the matrices inside the blocks, where it learns more per step;
+embeddings, biases and norms stay with AdamW.
 """
 
 import math
@@ -15,12 +15,7 @@ from gpt.training.config import OptimConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
-    """The configured optimizer; parameters with two or more dimensions decay, biases and norms do not.
-
-    Args:
-        model: a GPT, or anything that holds one.
-        config: learning rate, weight decay and betas.
-    """
+    """The configured optimizer; weight decay acts on parameters with two or more dimensions."""
     hidden, matrices, vectors = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
@@ -29,30 +24,28 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
             hidden.append(parameter)
         else:
             matrices.append(parameter)
-    # fused, on a CPU too: a sixth of the time of the default form.
     adamw = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=config.learning_rate,
         betas=config.betas,
-        fused=True,
+        fused=True,  # on a CPU a sixth of the default's time
     )
     return MuonWithAdamW(hidden, config, adamw) if config.name == "muon" else adamw
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the hidden matrices and AdamW for the rest, as one optimizer.
+    """Muon for the hidden matrices and AdamW for all other parameters, as one optimizer.
 
-    One, so that Lightning's automatic optimisation counts a step as one, and schedule, clipping and checkpoint
-    treat both alike.
+    One optimizer, so that Lightning's automatic optimisation counts one step, and schedule, clipping and checkpoint
+    apply to both.
 
-    Muon replaces each momentum-averaged gradient by the nearest orthogonal matrix, so that every direction is
-    learned at the same pace, and scales it by ``sqrt(max(1, rows / columns))``.
+    Muon replaces each momentum-averaged gradient by the nearest orthogonal matrix, so that every direction is learned
+    at the same pace, and scales it by ``sqrt(max(1, rows / columns))``.
 
-    Like torch's fused optimizers it has an attribute ``found_inf``: where that tensor is 1, a step changes nothing.
+    Like torch's fused optimizers it reads ``found_inf``: where that tensor is 1, the step is skipped.
 
     Args:
-        hidden: the matrices for Muon, each (rows, columns).
-        config: ``muon_learning_rate``, ``muon_momentum`` and ``weight_decay``.
+        hidden: the matrices for Muon, (rows, columns) each.
         adamw: holds the other parameters.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
@@ -72,7 +65,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step."""
+        """Take one step, unless ``found_inf`` is 1."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -80,7 +73,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             if "muon" in group:
                 self._muon_step(group)
-        # Loading a state dict makes new groups and a new state, so they are handed over each time.
+        # Loading a state dict creates new groups and a new state, so AdamW gets them at every step.
         self._adamw.param_groups = [group for group in self.param_groups if "muon" not in group]
         self._adamw.state = self.state
         self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
@@ -95,13 +88,13 @@ class MuonWithAdamW(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
-            # 1, or 0 where the step is void: a factor rather than a branch, so that the host need not know.
+            # 1, or 0 if the step is skipped: a factor, not a branch, so that the host does not wait for the device.
             valid = torch.ones_like(parameter[0, 0]) if self.found_inf is None else 1 - self.found_inf
             grad = parameter.grad if self.found_inf is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)
             state["momentum"].lerp_(grad, valid * (1 - group["momentum"]))
             update = grad.lerp(state["momentum"], group["momentum"])  # Nesterov
             parameter.mul_(1 - valid * (group["lr"] * group["weight_decay"]))
-            # Queries, keys and values are matrices of their own that happen to be stored as one.
+            # Queries, keys and values are separate matrices that are stored as one.
             for part, part_update in zip(_square_parts(parameter), _square_parts(update), strict=True):
                 by_shape.setdefault(part.shape, []).append((part, part_update))
         for (rows, columns), pairs in by_shape.items():
@@ -111,24 +104,20 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
-    """Move the singular values of each matrix to about 1, by a quintic Newton-Schulz iteration.
+    """Bring the singular values of matrices (N, rows, columns) to about 1, by a quintic Newton-Schulz iteration.
 
-    On a GPU in bfloat16, where that is fast and exact enough; elsewhere in float32, since a CPU without bfloat16
-    units takes 40 times longer with it.
+    In bfloat16 on a GPU; elsewhere in float32, since a CPU without bfloat16 units takes 40 times longer with it.
 
     Args:
-        matrices: (N, rows, columns), any float dtype, not changed.
+        matrices: any float dtype; not changed.
         iterations: five bring singular values from 0.01 to 1 into about 0.7 to 1.2.
 
-    Returns:
-        (N, rows, columns), in the dtype given.
-
-    Source: Jordan et al. 2024, with the coefficients given there.
+    Source: Jordan et al. 2024, with its coefficients.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
-    if tall:  # the products below are of the size of the smaller side
+    if tall:  # so that the Gram matrices have the size of the smaller side
         x = x.mT
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(iterations):
@@ -138,17 +127,16 @@ def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
 
 
 def _square_parts(matrix: Tensor) -> list[Tensor]:
-    """A (3n, n) matrix as three views (n, n); any other as it is."""
+    """A (3n, n) matrix as three views (n, n); any other matrix as it is."""
     rows, columns = matrix.shape
     return list(matrix.view(3, columns, columns).unbind()) if rows == 3 * columns else [matrix]
 
 
 def learning_rate_factor(step: int, config: OptimConfig, max_steps: int) -> float:
-    """The learning rate of an optimizer step, as a share of the highest one.
+    """The learning rate of an optimizer step as a fraction of the peak learning rate.
 
     Args:
-        step: number of steps taken before it: 0 for the first.
-        config: warmup, highest and lowest learning rate, schedule.
+        step: from 0.
         max_steps: of the whole run.
 
     Source: linear warmup and cosine as in Radford et al. 2018 (GPT), section 4.1; warmup-stable-decay as in
@@ -158,11 +146,11 @@ def learning_rate_factor(step: int, config: OptimConfig, max_steps: int) -> floa
         return (step + 1) / config.warmup_steps
     if config.schedule == "constant":
         return 1.0
-    lowest = config.min_learning_rate / config.learning_rate
+    minimum = config.min_learning_rate / config.learning_rate
     last = max_steps - 1
     decay_start = config.warmup_steps
     if config.schedule == "wsd":
         decay_start = max(decay_start, round(max_steps * (1 - config.decay_fraction)))
     progress = min(1.0, max(0.0, (step - decay_start) / max(1, last - decay_start)))
     remaining = 1 - progress if config.schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
-    return lowest + remaining * (1 - lowest)
+    return minimum + remaining * (1 - minimum)

@@ -14,7 +14,7 @@ from gpt.attention_maps.event_format import unpack_layer
 from gpt.attention_maps.head_metrics import head_metrics
 from gpt.attention_maps.probes import Probe
 from gpt.checkpoint import load_model
-from gpt.training.callbacks.attention_watch import capture_steps, picture_steps
+from gpt.training.attention_capture import capture_steps, image_steps
 from tests.attention_events import read_captures
 from tests.test_resume import _at as at_step
 from tests.test_run import events, same_weights, scalars
@@ -44,8 +44,8 @@ def test_captures_are_dense_at_first_and_then_even(max_steps: int) -> None:
     assert 195 <= len(steps) <= 200
     gaps = np.diff(steps)
     assert gaps.max() <= max_steps / 170 + 1
-    assert len(picture_steps(max_steps)) <= 10
-    assert picture_steps(max_steps) <= set(steps)
+    assert len(image_steps(max_steps)) <= 10
+    assert image_steps(max_steps) <= set(steps)
 
 
 def test_both_probes_are_scored_at_every_capture(tiny_run: Path) -> None:

@@ -78,9 +78,7 @@ def test_too_many_stop_the_run_and_name_the_place(
     poison: Callable, train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     poison(set(range(30, 1000)), float("nan"))  # from step 16 on
-    with pytest.raises(SystemExit) as stopped:
-        train_tiny(tmp_path, "--guard.max_skipped_steps", "3")
-    assert stopped.value.code == 1
+    assert train_tiny(tmp_path, "--guard.max_skipped_steps", "3") == 1
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("error: by step 19, 4 steps")
     assert "the first of them step 16 (global batch 15 of seed 1234)" in error

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gpt.training.run import compiler_error
+from gpt.training.trainer import compiler_error
 
 
 def test_a_compiler_that_fails_is_told_from_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""Attention maps of two probes during training, for TensorBoard's Attention tab."""
+
+import lightning as L
+
+from gpt.attention_maps.capture import capture_attention
+from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe
+from gpt.attention_maps.writer import Capture, write_captures
+from gpt.errors import UserError
+from gpt.training.datamodule import TokenDataModule
+from gpt.training.module import GPTModule
+
+
+class AttentionCapture:
+    """Captures every head's attention on a text and on a repeated random sequence, without changing the training.
+
+    Scores of both are written at every capture; maps of the random sequence only at the last.
+    """
+
+    def __init__(self, data: TokenDataModule) -> None:
+        config, tokenizer = data.config, data.tokenizer
+        context_length = config.model.context_length
+        text_ids = [tokenizer.eot_id, *tokenizer.encode(config.attention_maps.probe_text)]
+        text_ids = text_ids[: min(MAX_PROBE_TOKENS, context_length)]
+        if len(text_ids) < 2:
+            raise UserError(
+                "attention maps need a probe of two tokens: attention_maps.probe_text is empty, or "
+                "model.context_length is 1; change them, or set attention_maps.enabled to false"
+            )
+        self.text = text_probe(tokenizer, text_ids, "text")
+        self.random = repeated_random_probe(tokenizer, data.val_windows.tokens.id_counts(), context_length)
+        self._max_steps = config.trainer.max_steps
+        self._steps = capture_steps(self._max_steps, config.attention_maps.captures)
+        self._image_steps = image_steps(self._max_steps)
+        self._captured_step = -1
+
+    def after_step(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Capture if this step is one to capture."""
+        if trainer.global_step in self._steps:
+            self.capture(trainer, module, is_last=trainer.global_step == self._max_steps)
+
+    def after_early_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Capture where a run ends early; TensorBoard shows one of two captures of a step, so write only one."""
+        if self._captured_step != trainer.global_step:
+            self.capture(trainer, module, is_last=True)
+
+    def capture(self, trainer: L.Trainer, module: L.LightningModule, is_last: bool = False) -> None:
+        """Run the probes through the model and write maps and scores."""
+        assert isinstance(module, GPTModule)
+        if not trainer.is_global_zero or trainer.logger is None:
+            return
+        step = self._captured_step = trainer.global_step
+        probes = [probe for probe in (self.random, self.text) if probe is not None]
+        attention = capture_attention(module.model, [probe.token_ids for probe in probes])
+        captures = [
+            Capture(probe, maps, keep_maps=is_last or probe is self.text)
+            for probe, maps in zip(probes, attention, strict=True)
+        ]
+        board = trainer.logger.experiment  # type: ignore[attr-defined]
+        write_captures(board, step, captures, pictures=is_last or step in self._image_steps)
+
+
+def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
+    """Step 0, every power of two, the last step, and the other captures evenly between.
+
+    Heads form early and fast in some runs, late in others. If there are fewer captures than powers of two, evenly
+    among these.
+    """
+    ladder = sorted({0, *(2**power for power in range(max_steps.bit_length())), max_steps})
+    if captures <= len(ladder):
+        return frozenset(ladder[round(i * (len(ladder) - 1) / (captures - 1))] for i in range(captures))
+    evenly = captures - len(ladder)
+    return frozenset({*ladder, *(round(max_steps * (i + 1) / (evenly + 1)) for i in range(evenly))})
+
+
+def image_steps(max_steps: int) -> frozenset[int]:
+    """Step 0, the last eight powers of two and the last step: TensorBoard keeps ten images by default."""
+    powers = [2**power for power in range(max_steps.bit_length()) if 2**power < max_steps]
+    return frozenset({0, *powers[-8:], max_steps})

@@ -1,1 +1,0 @@
-"""What happens beside a step: logging, watching, sampling, saving. One file each."""

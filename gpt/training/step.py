@@ -1,0 +1,159 @@
+"""One optimizer step, in order, and the Lightning hook of each part.
+
+=====================================  =================================================================================
+``train_dataloader``                   TokenDataModule: the next micro-batch, a pure function of seed and number
+``on_train_batch_start``               StepCallback: start the clock
+``training_step``                      GPTModule: seed dropout; forward pass; the micro-batch's share of the mean loss
+(backward pass)                        Lightning; all of the above ``accumulate_grad_batches`` times
+``configure_gradient_clipping``        GPTModule: clip the norm; skip the step on the device if it is not finite
+(optimizer, schedule)                  Lightning: AdamW, or Muon with AdamW; the learning rate of the next step
+``on_train_batch_end``                 StepCallback: log, capture attention, stop if diverged, save, stop if asked to
+-------------------------------------  ---------------------------------------------------------------------------------
+every ``validate_every_steps`` and at the last step:
+``validation_step``                    GPTModule: the summed loss of a batch; all batches cover the split once
+``on_validation_epoch_end``            GPTModule: loss, perplexity, bits per byte over all ranks
+``on_validation_end``                  StepCallback: log, sample a text, save (last.ckpt, best.ckpt), stop if asked to
+=====================================  =================================================================================
+
+Lightning's own ways that are replaced, and why (docs/experiments.md has the figures):
+
+- ``self.training_log`` costs 1 ms per key and step whether or not a log is due; ``TrainingLog`` writes only when one is.
+- ``TQDMProgressBar`` costs another 1 ms per step and prints nothing useful without a terminal.
+- ``ModelCheckpoint`` can save between a step and its validation, which a resume would then not repeat.
+- ``Trainer(max_time=...)`` can stop in the middle of an accumulation, and ranks may stop at different steps.
+- ``gradient_clip_val`` does not give the norm, which decides whether the step is skipped.
+- Signal handling saves nothing; checkpoint files are not synced and can be torn; a resumed loader skips a batch.
+"""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint
+
+from gpt.data.windows import TrainingBatch
+from gpt.errors import UserError
+from gpt.generation.generate import Request, generate
+from gpt.generation.sampling import Sampling
+from gpt.training.attention_capture import AttentionCapture
+from gpt.training.checkpoints import RunCheckpoints
+from gpt.training.datamodule import TokenDataModule
+from gpt.training.interruption import Interruption
+from gpt.training.module import GPTModule
+from gpt.training.training_log import TrainingLog
+
+log = logging.getLogger(__name__)
+
+_SAMPLING = Sampling(temperature=0.8, top_k=50)
+
+
+class DivergedError(UserError):
+    """More steps than ``guard.max_skipped_steps`` were skipped."""
+
+    exit_status = 1
+
+
+class StepCallback(Checkpoint):
+    """What follows each optimizer step and each validation of a run.
+
+    As a ``Checkpoint`` it keeps Lightning from adding a ``ModelCheckpoint``.
+    """
+
+    def __init__(self, data: TokenDataModule, run_dir: Path) -> None:
+        self.training_log = TrainingLog(data.config)
+        self.attention = AttentionCapture(data) if data.config.attention_maps.enabled else None
+        self.checkpoints = RunCheckpoints(run_dir, data.config.checkpoint.keep_last)
+        self.interruption = Interruption(self.checkpoints)
+        self.sample = ""
+        self._tokenizer = data.tokenizer
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Start the log, capture the initial model, take over signals."""
+        self.training_log.start(trainer)
+        if self.attention and trainer.global_step == 0:
+            self.attention.capture(trainer, pl_module)
+        self.interruption.take_sigterm(trainer)
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: TrainingBatch, batch_idx: int
+    ) -> None:
+        """Start the clock, which validation stops."""
+        self.training_log.start_clock()
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: TrainingBatch, batch_idx: int
+    ) -> None:
+        """After the last micro-batch of a step: log, capture attention, stop if diverged, save, stop if asked to."""
+        assert isinstance(pl_module, GPTModule)
+        if not pl_module.completes_step(batch):
+            return
+        self.training_log.after_step(trainer, pl_module)
+        if self.attention:
+            self.attention.after_step(trainer, pl_module)
+        self._stop_if_diverged(trainer, pl_module)
+        self.checkpoints.after_step(trainer, pl_module.config)
+        self.interruption.after_step(trainer, pl_module.config)
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Stop the clock."""
+        self.training_log.before_validation(trainer, pl_module)
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Log, sample a text, save, stop if asked to."""
+        assert isinstance(pl_module, GPTModule)
+        assert pl_module.evaluation is not None
+        self.training_log.after_validation(trainer, pl_module.evaluation)
+        if trainer.is_global_zero and pl_module.config.trainer.sample_tokens > 0:
+            self._sample(trainer, pl_module)
+        self.checkpoints.after_validation(trainer, pl_module.evaluation)
+        self.interruption.after_validation(trainer)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Capture attention where ``max_time`` ends the run."""
+        self.training_log.close()
+        if self.attention:
+            self.attention.after_early_end(trainer, pl_module)
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """Capture attention where a signal or divergence ends the run."""
+        self.training_log.close()
+        if self.attention and isinstance(exception, SystemExit | DivergedError):
+            self.attention.after_early_end(trainer, pl_module)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs."""
+        return {"best_loss": self.checkpoints.best_loss}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore it."""
+        self.checkpoints.best_loss = state_dict["best_loss"]
+
+    def _stop_if_diverged(self, trainer: L.Trainer, module: GPTModule) -> None:
+        if not module.is_log_due():
+            return
+        step, skipped = trainer.global_step, int(module.skipped_steps)
+        if trainer.logger is not None:
+            trainer.logger.log_metrics({"train/skipped_steps": skipped}, step=step)
+        if skipped > module.config.guard.max_skipped_steps:
+            if not trainer.is_global_zero:
+                raise SystemExit(0)  # the first process reports; a launcher would kill it if another one failed
+            first = int(module.first_skipped_step)
+            raise DivergedError(
+                f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} "
+                f"(global batch {first - 1} of seed {module.config.seed}); the last good checkpoint is "
+                f"{self.checkpoints.last}; lower the learning rate, or look at that batch"
+            )
+
+    def _sample(self, trainer: L.Trainer, module: GPTModule) -> None:
+        """Generate from an empty prompt, with the same seed at each validation, and write to TensorBoard's Text tab."""
+        try:
+            request = Request(module.config.trainer.sample_tokens, _SAMPLING)
+            (continuation,) = generate(module.model, self._tokenizer, [[]], request, seeds=[0])
+        except UserError as error:  # the model has diverged; it is still saved
+            log.warning("no sample: %s", error)
+            return
+        self.sample = continuation.text
+        # Indented by four spaces it is a code block in Markdown, which keeps line breaks and symbols.
+        markdown = "\n".join(f"    {line}" for line in self.sample.splitlines())
+        trainer.logger.experiment.add_text("sample", markdown, trainer.global_step)  # type: ignore[union-attr]

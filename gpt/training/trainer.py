@@ -1,0 +1,127 @@
+"""Lightning's Trainer for a run: hardware, precision, compilation, and the parts of Lightning that are replaced."""
+
+import logging
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities import rank_zero_only
+
+from gpt.errors import UserError
+from gpt.training.checkpoints import AtomicCheckpointIO
+from gpt.training.config import RunConfig
+from gpt.training.module import GPTModule
+
+log = logging.getLogger(__name__)
+
+
+def build_trainer(config: RunConfig, run_dir: Path, callback: L.Callback, first_step: int) -> L.Trainer:
+    """Build the Trainer of a run.
+
+    Args:
+        run_dir: for the TensorBoard events.
+        first_step: events from this step on, which an interrupted run may have left, are discarded.
+
+    Raises:
+        UserError: the configured devices are not available.
+    """
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # windows load faster than models train
+    warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")  # it is: it starts at a step
+    warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    torch.set_float32_matmul_precision("high")  # TF32 for float32 products on a GPU
+    options = config.trainer
+    logger = _RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step)
+    plugins: list[Any] = [AtomicCheckpointIO()]
+    if SLURMEnvironment.detect():
+        # Lightning's requeueing saves in the middle of a step and loads that file in later runs; --resume replaces it.
+        plugins.append(SLURMEnvironment(auto_requeue=False))
+    try:
+        return L.Trainer(
+            accelerator=options.accelerator,
+            devices=options.devices,
+            num_nodes=options.num_nodes,
+            strategy=options.strategy,
+            precision=choose_precision(config),
+            max_steps=options.max_steps,
+            max_epochs=-1,
+            accumulate_grad_batches=config.accumulation,
+            val_check_interval=options.validate_every_steps * config.accumulation,
+            check_val_every_n_epoch=None,
+            num_sanity_val_steps=0,
+            use_distributed_sampler=False,  # TokenDataModule distributes the batches
+            callbacks=[callback],
+            plugins=plugins,
+            default_root_dir=run_dir,
+            logger=logger,
+            enable_model_summary=False,
+            enable_progress_bar=False,
+        )
+    except (MisconfigurationException, ValueError, RuntimeError) as error:  # for example, a missing GPU
+        raise UserError(f"trainer.accelerator, devices and strategy do not fit this machine: {error}") from None
+
+
+class _RunLogger(TensorBoardLogger):
+    """TensorBoard events in the run folder itself, and no hparams.yaml next to config.yaml."""
+
+    @rank_zero_only
+    def save(self) -> None:
+        """Flush."""
+        self.experiment.flush()
+
+
+def choose_precision(config: RunConfig) -> Any:
+    """The configured precision; ``auto`` is bf16-mixed on a GPU with native bf16, else 32-true."""
+    if config.trainer.precision != "auto":
+        return config.trainer.precision
+    return "bf16-mixed" if _on_cuda(config) and torch.cuda.is_bf16_supported(including_emulation=False) else "32-true"
+
+
+def choose_compile(config: RunConfig) -> bool:
+    """Whether to compile; ``auto`` compiles on CUDA."""
+    return _on_cuda(config) if config.trainer.compile == "auto" else config.trainer.compile
+
+
+def _on_cuda(config: RunConfig) -> bool:
+    return config.trainer.accelerator in ("auto", "gpu", "cuda") and torch.cuda.is_available()
+
+
+def compile_if_possible(module: GPTModule, trainer: L.Trainer) -> None:
+    """Compile transformer and loss for training and validation; warn if the compiler does not work."""
+    device = trainer.strategy.root_device
+    error = compiler_error(device)
+    if error is None:
+        module.model.transformer.compile()
+        module.is_loss_compiled = True
+    if trainer.is_global_zero and error is None:
+        log.info("compiling: the first step and the first validation take a minute or so")
+    elif trainer.is_global_zero:
+        log.warning("torch cannot compile for %s, so training is not compiled: %s", device, error)
+
+
+def compiler_error(device: torch.device) -> str | None:
+    """Why torch.compile fails on a device (no C++ compiler, no Triton, an old GPU), or None if it works."""
+    try:
+        torch.compile(lambda x: x.sin() + 1)(torch.ones(8, device=device))
+    except Exception as error:  # compilers fail with many types
+        return (str(error).strip() or type(error).__name__).splitlines()[0]
+    return None
+
+
+def wait_for_event_file_name(run_dir: Path) -> None:
+    """Wait until a new TensorBoard event file sorts behind those of the run.
+
+    TensorBoard reads event files by name, which contains the second of creation: of two files of the same second the
+    newer may be read first, and its data is then dropped.
+    """
+    seconds = [int(path.name.split(".")[3]) for path in run_dir.glob("events.out.tfevents.*")]
+    if seconds and max(seconds) > time.time() + 2:
+        log.warning("the clock is behind the events in %s: TensorBoard may not show the new ones", run_dir)
+    elif seconds:
+        time.sleep(max(0.0, max(seconds) + 1 - time.time()))

@@ -1,0 +1,124 @@
+"""Loss, learning rate, gradient norm and tokens per second, to TensorBoard and to the terminal."""
+
+import logging
+import sys
+import time
+from typing import Any
+
+import lightning as L
+from tqdm import tqdm
+
+from gpt.evaluation import Evaluation
+from gpt.training.config import RunConfig
+from gpt.training.module import GPTModule
+from gpt.training.optim import learning_rate_factor
+
+log = logging.getLogger(__name__)
+
+_LINE_SECONDS = 10.0  # without a terminal: at most one progress line in this time
+
+
+class TrainingLog:
+    """Writes scalars when a log is due, and only then reads them from the device.
+
+    A terminal gets a progress bar, anything else a line from time to time. Validation time is not counted.
+    """
+
+    def __init__(self, config: RunConfig) -> None:
+        self.train_loss = float("nan")
+        self._config = config
+        self._bar: tqdm[Any] | None = None
+        self._seconds = 0.0  # of training, until the clock was last read
+        self._clock: float | None = None  # when it was last read; None while it is stopped
+        self._steps = 0
+        self._seconds_at_log, self._steps_at_log = 0.0, 0
+        self._next_line = 0.0
+        self._logged_step = -1
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Over all training steps of this process."""
+        return self._rate(self._steps, self._seconds)
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Open the progress bar in a terminal."""
+        if trainer.is_global_zero and sys.stderr.isatty():
+            self._bar = tqdm(total=trainer.max_steps, initial=trainer.global_step, unit="step", dynamic_ncols=True)
+        self._next_line = time.monotonic()
+
+    def start_clock(self) -> None:
+        """Start the clock if it is stopped."""
+        if self._clock is None:
+            self._clock = time.monotonic()
+
+    def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
+        """Count the step, and log it if that is due."""
+        self._steps += 1
+        if self._bar is not None:
+            self._bar.update()
+        if module.is_log_due():
+            rate = self._log(trainer, module)
+            factor = learning_rate_factor(trainer.global_step - 1, self._config.optim, self._config.trainer.max_steps)
+            if trainer.logger is not None:
+                metrics = {
+                    "train/loss_nats": self.train_loss,
+                    "train/learning_rate": self._config.optim.learning_rate * factor,
+                    "train/gradient_norm": float(module.gradient_norm),
+                    "train/tokens_per_second": rate,
+                }
+                trainer.logger.log_metrics(metrics, step=trainer.global_step)
+
+    def before_validation(self, trainer: L.Trainer, module: L.LightningModule) -> None:
+        """Stop the clock, after a progress line for this step."""
+        assert isinstance(module, GPTModule)
+        if self._logged_step != trainer.global_step:
+            self._log(trainer, module)
+        self._clock = None
+
+    def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:
+        """Log the validation."""
+        if trainer.logger is not None:
+            names = ("loss_nats", "perplexity", "bits_per_byte")
+            metrics = {f"val/{name}": getattr(evaluation, name) for name in names}
+            trainer.logger.log_metrics(metrics, step=trainer.global_step)
+        if trainer.is_global_zero:
+            self._print(
+                f"step {trainer.global_step}: validation loss {evaluation.loss_nats:.4f} nats, "
+                f"perplexity {evaluation.perplexity:.2f}, {evaluation.bits_per_byte:.4f} bits per byte"
+            )
+
+    def close(self) -> None:
+        """Close the progress bar."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def _log(self, trainer: L.Trainer, module: GPTModule) -> float:
+        """Read loss and clock, print progress, return tokens per second since the last time."""
+        step = self._logged_step = trainer.global_step
+        # Reading the loss waits for the device, so the clock is read after it.
+        self.train_loss = float(trainer.strategy.reduce(module.train_loss.clone(), reduce_op="sum"))
+        now = time.monotonic()
+        assert self._clock is not None
+        self._seconds, self._clock = self._seconds + now - self._clock, now
+        steps = self._steps - self._steps_at_log
+        rate = self._rate(steps, self._seconds - self._seconds_at_log)
+        self._steps_at_log, self._seconds_at_log = self._steps, self._seconds
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"loss {self.train_loss:.4f}, {rate:,.0f} tokens/s", refresh=False)
+        elif trainer.is_global_zero and now >= self._next_line:
+            seconds_left = (trainer.max_steps - step) * self._seconds / self._steps
+            progress = f"step {step} of {trainer.max_steps}: loss {self.train_loss:.4f}"
+            # The first step includes warm-up, so its speed is not shown.
+            self._print(progress if steps == 1 else f"{progress}, {rate:,.0f} tokens/s, {seconds_left:.0f} s left")
+            self._next_line = now + _LINE_SECONDS
+        return rate
+
+    def _rate(self, steps: int, seconds: float) -> float:
+        return steps * self._config.tokens_per_step / max(seconds, 1e-9)
+
+    def _print(self, message: str) -> None:
+        if self._bar is not None:
+            self._bar.write(message, file=sys.stderr)
+        else:
+            log.info(message)
