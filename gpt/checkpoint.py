@@ -1,8 +1,8 @@
-"""What a checkpoint is, and loading its weights safely, without lightning.
+"""Checkpoint files: what they hold, and loading their weights safely, without importing lightning.
 
-A ``.ckpt`` is the file that Lightning writes: ``state_dict`` (keys ``model.*``), ``hyper_parameters`` with the
-model's shape and the tokenizer's name as plain values, ``format_version``, and the state of the optimizer and of
-the loops, which only training reads.
+A ``.ckpt`` is the file that Lightning writes: ``state_dict`` (keys ``model.*``), ``hyper_parameters`` with the model's
+shape and the tokenizer's name as plain values, ``format_version``, and the state of optimizer and loops, which only
+training reads.
 """
 
 import pickle
@@ -31,16 +31,14 @@ _HUB_NAME = re.compile(r"(?!checkpoints/)[\w-]+/[\w.-]+(?<!\.ckpt)|gpt2(-medium|
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The file that a user means: a ``.ckpt``, or a run folder's ``best.ckpt``, else its ``last.ckpt``.
-
-    Raises:
-        ValueError: there is no such file or folder, or the folder has no checkpoint.
-    """
+    """The file itself, or of a run folder ``best.ckpt``, else ``last.ckpt``."""
     path = Path(path)
     if path.is_file():
         return path
     if not path.is_dir():
-        raise UserError(f"there is no checkpoint {path}; give a run folder, a .ckpt file or a GPT-2 of Hugging Face's")
+        raise UserError(
+            f"there is no checkpoint {path}; give a run folder, a .ckpt file, a Hugging Face folder or name"
+        )
     for name in (BEST, LAST):
         if (path / name).is_file():
             return path / name
@@ -48,28 +46,24 @@ def find_checkpoint(path: str | Path) -> Path:
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint of ours, memory-mapped: tensors that nobody touches are never read from disk.
+    """Read a run folder or ``.ckpt`` file, memory-mapped: tensors that are not used are not read from disk.
 
-    Only tensors and plain values are unpickled, whatever the environment says, so a hostile file runs nothing.
-
-    Args:
-        path: a run folder or a ``.ckpt`` file.
-
-    Returns:
-        The checkpoint's mapping, tensors on the CPU.
+    Unpickles only tensors and plain values, so a hostile file runs no code.
 
     Raises:
-        ValueError: it is missing, damaged, or not one of ours.
+        UserError: it is missing, damaged, or not a checkpoint of this project.
     """
     file = find_checkpoint(path)
-    if not zipfile.is_zipfile(file):  # also what a truncated file fails
+    if not zipfile.is_zipfile(file):  # nor is a truncated file
         raise UserError(f"{file} is not a checkpoint, or is damaged; give one that train.py wrote")
     try:
         content = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
         raise UserError(f"{file} cannot be loaded safely: {str(error).splitlines()[0]}") from None
-    if not isinstance(content, dict) or content.get("format_version") != FORMAT_VERSION:
-        raise UserError(f"{file} is not a checkpoint of this project (format_version {FORMAT_VERSION})")
+    if not isinstance(content, dict) or "format_version" not in content:
+        raise UserError(f"{file} is not a checkpoint of this project (it has no format_version)")
+    if content["format_version"] != FORMAT_VERSION:
+        raise UserError(f"{file} has format {content['format_version']!r}; this version reads format {FORMAT_VERSION}")
     return content
 
 
@@ -77,14 +71,11 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
     """Load a model, in eval mode, and its tokenizer.
 
     Args:
-        path: a run folder, a ``.ckpt`` file, a folder of Hugging Face's, or the name of a GPT-2 on its Hub.
+        path: a run folder, a ``.ckpt`` file, a Hugging Face folder, or the name of a GPT-2 on its Hub.
         device: where to put the weights.
 
-    Returns:
-        The model and the tokenizer.
-
     Raises:
-        ValueError: it is missing, damaged, or not a GPT-2 that is computed here.
+        UserError: it is missing, damaged, or not a supported GPT-2.
     """
     if is_huggingface(path):
         config, weights, tokenizer = read_pretrained(str(path))
@@ -93,24 +84,29 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
         try:
             config = GPTConfig(**content["hyper_parameters"]["model"])
             tokenizer = Tokenizer(content["hyper_parameters"]["tokenizer"])
-            weights = _model_weights(content["state_dict"])
+            weights = {
+                name.removeprefix(_PREFIX): tensor
+                for name, tensor in content["state_dict"].items()
+                if name.startswith(_PREFIX)
+            }
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a checkpoint of this project: {error!r}") from None
     if tokenizer.vocab_size != config.vocab_size:
         raise UserError(
             f"{path} has {config.vocab_size} token ids and its tokenizer {tokenizer.name!r} {tokenizer.vocab_size}"
         )
-    with torch.device("meta"), _NoInitialisation():  # no time spent on weights that are replaced at once
+    with torch.device("meta"), _SkipInitialisation():  # the weights are replaced at once
         model = GPT(config)
     try:
         model.load_state_dict(weights, assign=True)
     except RuntimeError as error:
-        raise UserError(f"{path} has other weights than its own shape needs: {str(error).splitlines()[-1]}") from None
+        reason = str(error).splitlines()[-1].strip()
+        raise UserError(f"the weights of {path} do not fit its config: {reason[:300]}") from None
     return model.to(device).requires_grad_(False).eval(), tokenizer
 
 
-class _NoInitialisation(TorchFunctionMode):
-    """Draws no numbers: on the meta device that would import torch's compiler, which takes 2 seconds."""
+class _SkipInitialisation(TorchFunctionMode):
+    """Skips random initialisation, which on the meta device would import torch's compiler for 2 seconds."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__module__", None) == "torch.nn.init" or func is torch.Tensor.normal_:
@@ -119,13 +115,12 @@ class _NoInitialisation(TorchFunctionMode):
 
 
 def is_huggingface(path: str | Path) -> bool:
-    """Whether a path is a folder of Hugging Face's, or is nothing here and looks like a name on its Hub."""
-    here = Path(path)
-    return is_pretrained_folder(here) or (not here.exists() and _HUB_NAME.fullmatch(str(path)) is not None)
+    """Whether a path is a Hugging Face folder, or does not exist and looks like a name on the Hub."""
+    return is_pretrained_folder(Path(path)) or (not Path(path).exists() and _HUB_NAME.fullmatch(str(path)) is not None)
 
 
 def write_model(path: Path, config: GPTConfig, weights: Mapping[str, torch.Tensor], tokenizer: Tokenizer) -> None:
-    """Write a checkpoint that holds a model and nothing to continue its training with.
+    """Write a checkpoint that holds a model and no training state.
 
     Args:
         path: the ``.ckpt`` file; its folder must exist.
@@ -140,17 +135,11 @@ def write_model(path: Path, config: GPTConfig, weights: Mapping[str, torch.Tenso
         torch.save(content, file)
 
 
-def trained_with_document_mask(path: str | Path) -> bool:
-    """Whether a checkpoint's model was trained to keep the documents of a window apart."""
-    if is_huggingface(path):
-        return False
-    return bool(read_checkpoint(path)["hyper_parameters"].get("document_mask", False))
+def uses_document_mask(path: str | Path) -> bool:
+    """Whether the model was trained with the block-diagonal mask for packed documents."""
+    return not is_huggingface(path) and bool(read_checkpoint(path)["hyper_parameters"].get("document_mask", False))
 
 
 def steps_trained(path: str | Path) -> int:
-    """Optimizer steps that a checkpoint's model has taken; 0 where it is not known, as of Hugging Face's."""
+    """Optimizer steps of the model; 0 if unknown."""
     return 0 if is_huggingface(path) else int(read_checkpoint(path).get("global_step", 0))
-
-
-def _model_weights(state_dict: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name.removeprefix(_PREFIX): tensor for name, tensor in state_dict.items() if name.startswith(_PREFIX)}

@@ -1,4 +1,4 @@
-"""GPT-2 weights in from and out to Hugging Face's format. See --help."""
+"""Import and export GPT-2 weights in Hugging Face's format. See --help."""
 
 import logging
 import sys
@@ -14,7 +14,7 @@ Convert between a run folder and a Hugging Face GPT-2 folder (config.json, model
   python scripts/convert.py from-hf openai-community/gpt2 checkpoints/gpt2
   python scripts/convert.py to-hf checkpoints/mine exported/mine
 
-What is written loads by transformers' GPT2LMHeadModel.from_pretrained and AutoTokenizer.from_pretrained.
+transformers loads the exported folder with GPT2LMHeadModel.from_pretrained and AutoTokenizer.from_pretrained.
 """
 
 
@@ -22,12 +22,12 @@ def parser() -> ArgumentParser:
     """The command line."""
     parser = ArgumentParser(prog="convert.py", description=DESCRIPTION)
     directions = parser.add_subparsers(dest="direction", required=True, metavar="from-hf | to-hf")
-    inward = directions.add_parser("from-hf", help="into a run folder of ours")
-    inward.add_argument("source", metavar="NAME_OR_DIR", help="a name on the Hub, or a folder")
-    inward.add_argument("target", metavar="RUN_DIR", type=Path, help="folder to make; gets best.ckpt")
-    outward = directions.add_parser("to-hf", help="into a Hugging Face folder")
-    outward.add_argument("source", metavar="CHECKPOINT", help="run folder (best.ckpt, else last.ckpt) or .ckpt file")
-    outward.add_argument("target", metavar="OUT_DIR", type=Path, help="folder to make")
+    importing = directions.add_parser("from-hf", help="import into a run folder")
+    importing.add_argument("source", metavar="NAME_OR_DIR", help="a name on the Hub, or a folder")
+    importing.add_argument("target", metavar="RUN_DIR", type=Path, help="folder to create; gets best.ckpt")
+    exporting = directions.add_parser("to-hf", help="export into a Hugging Face folder")
+    exporting.add_argument("source", metavar="CHECKPOINT", help="run folder (best.ckpt, else last.ckpt) or .ckpt file")
+    exporting.add_argument("target", metavar="OUT_DIR", type=Path, help="folder to create")
     return parser
 
 
@@ -35,18 +35,19 @@ def body(argv: list[str]) -> int:
     """Convert."""
     args = parser().parse_args(argv)
     # Imported here so that --help answers at once.
-    from gpt.checkpoint import BEST, load_model, write_model
-    from gpt.huggingface import read_pretrained, write_pretrained
+    from gpt.checkpoint import BEST, is_huggingface, load_model, write_model
+    from gpt.huggingface import write_pretrained
 
     target: Path = args.target
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise UserError(f"{target} exists and is not an empty folder; choose another")
+    if args.direction == "from-hf" and not is_huggingface(args.source):
+        raise UserError(f"{args.source} is not a Hugging Face folder (it has no config.json), nor a name on its Hub")
+    model, tokenizer = load_model(args.source)
     if args.direction == "from-hf":
-        config, weights, tokenizer = read_pretrained(args.source)
         target.mkdir(parents=True, exist_ok=True)
-        write_model(target / BEST, config, weights, tokenizer)
+        write_model(target / BEST, model.config, model.state_dict(), tokenizer)
     else:
-        model, tokenizer = load_model(args.source)
         write_pretrained(target, model.config, model.state_dict(), tokenizer)
     logging.getLogger("convert").info("wrote %s", target)
     return 0

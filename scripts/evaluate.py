@@ -50,7 +50,7 @@ def body(argv: list[str]) -> int:
 
     from torch.utils.data import DataLoader
 
-    from gpt.checkpoint import load_model, trained_with_document_mask
+    from gpt.checkpoint import load_model, uses_document_mask
     from gpt.cli import choose_device
     from gpt.data.manifest import Manifest, SplitTokens
     from gpt.data.windows import TokenWindows
@@ -63,7 +63,7 @@ def body(argv: list[str]) -> int:
     manifest.check_tokenizer(tokenizer)
     decoder = PackedGPT(model, args.quantize) if args.quantize else model
     batches = DataLoader(TokenWindows(tokens, model.config.context_length, args.overlap), batch_size=args.batch_size)
-    document_eot = manifest.eot_id if trained_with_document_mask(args.checkpoint) else None
+    document_eot = manifest.eot_id if uses_document_mask(args.checkpoint) else None
     evaluation = evaluate(decoder, batches, tokens.info.utf8_bytes, document_eot)
     if args.json:
         print_json(asdict(evaluation))

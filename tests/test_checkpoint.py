@@ -10,16 +10,16 @@ from gpt.checkpoint import find_checkpoint, load_model, read_checkpoint
 from gpt.model.transformer import GPT
 
 
-def test_a_run_folder_means_best_else_last(tiny_run: Path, tmp_path: Path) -> None:
+def test_a_run_folder_is_its_best_checkpoint_else_its_last(tiny_run: Path, tmp_path: Path) -> None:
     assert find_checkpoint(tiny_run) == tiny_run / "best.ckpt"
     shutil.copy(tiny_run / "last.ckpt", tmp_path)
     assert find_checkpoint(tmp_path) == tmp_path / "last.ckpt"
     assert find_checkpoint(str(tiny_run / "last.ckpt")) == tiny_run / "last.ckpt"
 
 
-def test_the_file_is_lightnings_with_plain_values(tiny_run: Path) -> None:
+def test_the_file_is_a_lightning_checkpoint_with_plain_values(tiny_run: Path) -> None:
     content = read_checkpoint(tiny_run / "last.ckpt")
-    assert content["format_version"] == 1
+    assert content["format_version"] == 2
     assert content["global_step"] == 30
     assert all(key.startswith("model.transformer.") for key in content["state_dict"])
     assert content["hyper_parameters"] == {
@@ -41,7 +41,7 @@ def test_the_file_is_lightnings_with_plain_values(tiny_run: Path) -> None:
     assert provenance["git_revision"] is None or len(provenance["git_revision"]) >= 40
 
 
-def test_a_loaded_model_has_the_files_weights_and_is_ready(tiny_run: Path) -> None:
+def test_a_loaded_model_has_the_weights_of_the_file_and_is_in_eval_mode(tiny_run: Path) -> None:
     model, tokenizer = load_model(tiny_run)
     assert isinstance(model, GPT)
     assert not model.training
@@ -61,9 +61,9 @@ class _Evil:
         return (Path.touch, (self.target,))
 
 
-def test_a_hostile_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "touched"
-    torch.save({"format_version": 1, "state_dict": _Evil(target)}, tmp_path / "evil.ckpt")
+    torch.save({"format_version": 2, "state_dict": _Evil(target)}, tmp_path / "evil.ckpt")
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(_Evil(target)))
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     for name in ("evil.ckpt", "plain.ckpt"):
@@ -77,8 +77,9 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     [
         ({"weights": 1}, "not a checkpoint of this project"),
         ([1, 2], "not a checkpoint of this project"),
-        ({"format_version": 1}, "not a checkpoint of this project"),
-        ({"format_version": 1, "hyper_parameters": {"model": {"d_modle": 1}, "tokenizer": "bytes"}}, "d_modle"),
+        ({"format_version": 2}, "not a checkpoint of this project"),
+        ({"format_version": 1}, "has format 1; this version reads format 2"),
+        ({"format_version": 2, "hyper_parameters": {"model": {"d_modle": 1}, "tokenizer": "bytes"}}, "d_modle"),
     ],
 )
 def test_a_foreign_file_is_refused(content: object, words: str, tmp_path: Path) -> None:
@@ -96,12 +97,12 @@ def test_damaged_and_inconsistent_files_are_refused(tiny_run: Path, tmp_path: Pa
     torch.save(other_tokenizer, tmp_path / "tokenizer.ckpt")
     fewer = dict(list(content["state_dict"].items())[:-1])
     torch.save({**content, "state_dict": fewer}, tmp_path / "fewer.ckpt")
-    for name, words in [("cut", "damaged"), ("tokenizer", r"257 token ids.*50257"), ("fewer", "other weights")]:
+    for name, words in [("cut", "damaged"), ("tokenizer", r"257 token ids.*50257"), ("fewer", "Missing key")]:
         with pytest.raises(ValueError, match=words):
             load_model(tmp_path / f"{name}.ckpt")
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint"):
         load_model(tmp_path / "nope")
     with pytest.raises(ValueError, match=r"neither best\.ckpt nor last\.ckpt"):

@@ -8,7 +8,7 @@ from gpt.checkpoint import load_model
 from scripts import convert
 
 
-def test_there_and_back_is_the_same_model(tiny_run: Path, tmp_path: Path) -> None:
+def test_export_and_import_give_the_same_model(tiny_run: Path, tmp_path: Path) -> None:
     assert convert.main(["to-hf", str(tiny_run), str(tmp_path / "hf")]) == 0
     assert convert.main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "run")]) == 0
     ours, tokenizer = load_model(tiny_run)
@@ -25,9 +25,9 @@ def test_there_and_back_is_the_same_model(tiny_run: Path, tmp_path: Path) -> Non
     [
         (["to-hf", "RUN", "FULL"], "is not an empty folder"),
         (["from-hf", "HF", "FULL"], "is not an empty folder"),
-        (["from-hf", "RUN", "NEW"], "neither a checkpoint nor a Hugging Face folder"),
+        (["from-hf", "RUN", "NEW"], "is not a Hugging Face folder"),
         (["to-hf", "MISSING", "NEW"], "there is no checkpoint"),
-        (["from-hf", "nobody/nothing", "NEW"], "cannot be had from the Hub"),
+        (["from-hf", "nobody/nothing", "NEW"], "the Hub does not provide it"),
         ([], "from-hf | to-hf"),
     ],
 )

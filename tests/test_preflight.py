@@ -26,7 +26,7 @@ def test_check_says_what_a_run_would_be_and_writes_nothing(
         "34,720 parameters",  # 257·32 + 32·32 + 2·(12·32² + 13·32) + 2·32
         "3,302 tokens per epoch, 12 validation windows",
         "30 steps of 128 tokens = 1.16 epochs; warmup 5 steps",
-        "2 x 2 windows per step",
+        "2 x 2 sequences per step",
         "cpu, 32-true, math attention",
         "weights 0.1 MiB",
         f"run folder: {tmp_path / 'checkpoints' / 'tiny'}",

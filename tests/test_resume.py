@@ -171,7 +171,7 @@ def test_a_finished_run_goes_on_with_more_steps(
     assert (result["steps"], result["train_loss_nats"]) == (30, None)
     assert result["val_loss_nats"] == pytest.approx(scalars(tiny_run, "val/loss_nats")[30])
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "36") == 0
-    assert "trainer.max_steps: 36 instead of 30 from here on" in capfd.readouterr().err
+    assert "trainer.max_steps: 36 instead of 30 from now on" in capfd.readouterr().err
     assert list(scalars(tmp_path / "tiny", "train/loss_nats")) == list(range(1, 37))
     rates = scalars(tmp_path / "tiny", "train/learning_rate")
     progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the rate of the longer schedule

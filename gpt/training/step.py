@@ -17,7 +17,7 @@ every ``validate_every_steps`` and at the last step:
 
 Lightning's own ways that are replaced, and why (docs/experiments.md has the figures):
 
-- ``self.training_log`` costs 1 ms per key and step whether or not a log is due; ``TrainingLog`` writes only when one is.
+- ``self.log`` costs 1 ms per key and step whether or not a log is due; ``TrainingLog`` writes only when one is.
 - ``TQDMProgressBar`` costs another 1 ms per step and prints nothing useful without a terminal.
 - ``ModelCheckpoint`` can save between a step and its validation, which a resume would then not repeat.
 - ``Trainer(max_time=...)`` can stop in the middle of an accumulation, and ranks may stop at different steps.
