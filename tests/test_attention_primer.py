@@ -152,7 +152,9 @@ def test_rows_are_not_renormalised_after_dropout_because_that_changes_the_mean(w
     expected = torch.tensor([[a, b, 1], [a, b, 1], [(a + 1) / 3, (b + 1) / 3, 1]])
     assert rows == ["no dropout", "dropout", "renormalised"]
     assert (means - expected).abs().max() < 0.003  # five standard errors
-    assert "0 / 0 = nan: 25.0%" in walk or "0 / 0 = nan: 24.9%" in walk
+    dropped = re.search(r"0 / 0 = nan: (.+)%", walk)
+    assert dropped is not None
+    assert float(dropped[1]) == pytest.approx(25, abs=0.3)
 
 
 def test_a_change_of_the_last_token_changes_only_its_own_causal_output() -> None:
@@ -168,10 +170,13 @@ def test_a_change_of_the_last_token_changes_only_its_own_causal_output() -> None
 
 def test_the_walk_shows_that_the_future_does_not_leak_and_the_prompt_is_read(walk: str) -> None:
     columns, rows, differences = read_table(walk, "largest change per row when step changes")
-    assert (columns, rows) == (["Q", "K", "V", "no", "mask", "causal"][:3] + ["no", "mask", "causal"], TOKENS)
-    assert "causal outputs before step are bit-equal: True" in walk
-    assert read_table(walk, "weights of the next token")[2].min() > 0
-    assert differences.shape == (6, 5)
+    assert (columns, rows) == (["Q", "K", "V", "unmasked", "causal"], TOKENS)
+    changes = differences > 0
+    assert changes[-1].all()
+    assert changes[:-1].any(dim=0).tolist() == [False, False, False, True, False]
+    columns, _rows, weights = read_table(walk, "weights of the next token")
+    assert columns == [*TOKENS, "next", "sum"]
+    assert weights.min() > 0  # it reads every token of the prompt
 
 
 def test_the_walk_confirms_every_equality(walk: str) -> None:
@@ -180,8 +185,7 @@ def test_the_walk_confirms_every_equality(walk: str) -> None:
 
 
 def test_the_walk_prints_each_reshape_of_the_fused_module_with_its_shape(walk: str) -> None:
-    shapes = re.findall(r"^(\S+|\w+ = .+|\.\w+\(.*\)) +(\(\d.*?\)) +[3B], ", walk, re.MULTILINE)
-    assert [shape for _step, shape in shapes] == [
+    assert re.findall(r"^\S.+?  +(\(\d.*?\)) +[3B], ", walk, re.MULTILINE) == [
         "(2, 6, 6)",
         "(2, 6, 3, 2, 1)",
         "(3, 2, 2, 6, 1)",
@@ -194,7 +198,9 @@ def test_the_walk_prints_each_reshape_of_the_fused_module_with_its_shape(walk: s
 
 
 def test_the_tiny_gpt_learns_its_sentence_with_equal_losses(walk: str) -> None:
-    losses = torch.tensor([[float(x) for x in row] for row in re.findall(r"^ *\d+ +(\d\.\d\d) +(\d\.\d\d)$", walk, re.M)])
+    losses = torch.tensor(
+        [[float(x) for x in row] for row in re.findall(r"^ *\d+ +(\d\.\d\d) +(\d\.\d\d)$", walk, re.M)]
+    )
     assert losses.shape == (6, 2)
     assert torch.equal(losses[:, 0], losses[:, 1])
     assert (losses.diff(dim=0) < 0).all()
@@ -263,9 +269,9 @@ def test_causal_attention_drops_weights_only_in_training() -> None:
     assert torch.equal(causal(x), causal(x))
 
 
-def blocks(document: str, language: str) -> list[str]:
-    """Fenced blocks of a document in a language; "" has the program's output."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text("utf-8"), re.MULTILINE | re.DOTALL)
+def fenced_blocks(document: str) -> list[str]:
+    """The program's output, as a document quotes it."""
+    return re.findall(r"^```\n(.*?)^```$", (ROOT / document).read_text("utf-8"), re.MULTILINE | re.DOTALL)
 
 
 def is_same(word: str, other: str) -> bool:
@@ -279,7 +285,7 @@ def is_same(word: str, other: str) -> bool:
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_tables_of_the_documents_are_printed_by_the_program(walk: str, document: str) -> None:
     printed = [line.split() for line in walk.splitlines()]
-    tables = blocks(document, "")
+    tables = fenced_blocks(document)
     assert len(tables) >= 8
     for table in tables:
         lines = [line.split() for line in table.splitlines()]
@@ -293,13 +299,11 @@ def test_tables_of_the_documents_are_printed_by_the_program(walk: str, document:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_code_of_the_documents_is_the_programs(document: str) -> None:
-    source = Path(primer.__file__).read_text("utf-8")
-    lines = [line.strip() for line in source.splitlines()]
-    for block in blocks(document, "python"):
-        assert "\n".join(line.strip() for line in block.splitlines()) in "\n".join(lines), block
+def test_numbers_in_the_prose_of_the_documents_are_printed_by_the_program(walk: str, document: str) -> None:
+    numbers = re.findall(r"\d\.\d{4}", (ROOT / document).read_text("utf-8"))
+    assert [number for number in numbers if number not in walk] == []
 
 
-def test_both_documents_quote_the_same_tables_and_code() -> None:
-    english, chinese = ([blocks(document, language) for language in ("", "python")] for document in DOCUMENTS)
+def test_both_documents_quote_the_same_tables() -> None:
+    english, chinese = map(fenced_blocks, DOCUMENTS)
     assert english == chinese

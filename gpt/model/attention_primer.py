@@ -168,7 +168,7 @@ def future_tokens() -> None:
     unmasked = SelfAttention(3, 2)
     layers = [causal.W_query, causal.W_key, causal.W_value, unmasked, causal]
     differences = torch.stack([(layer(changed) - layer(x)).abs().amax(dim=-1) for layer in layers], dim=-1)
-    show("largest change per row when step changes", differences, ["Q", "K", "V", "no mask", "causal"])
+    show("largest change per row when step changes", differences, ["Q", "K", "V", "unmasked", "causal"])
     print(f"\ncausal outputs before step are bit-equal: {torch.equal(causal(changed)[:-1], causal(x)[:-1])}")
     longer = torch.cat([x, torch.tensor([[0.35, 0.60, 0.20]])])
     show("weights of the next token", causal.weights(longer)[-1:], [*TOKENS, "next"], ["next"], sums=True)
