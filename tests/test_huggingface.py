@@ -150,7 +150,7 @@ def _other_vocabulary(folder: Path) -> None:
         (_weights(lambda w: w.pop("transformer.h.1.mlp.c_fc.bias")), r"Missing key.*blocks\.1\.mlp\.fc_in\.bias"),
         (_weights(lambda w: w.update({"score.weight": torch.zeros(2)})), r"Unexpected key.*score\.weight"),
         (_weights(lambda w: w.update({"lm_head.weight": torch.zeros(257, 48)})), "untied LM head"),
-        (_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(8, 48)})), r"size mismatch for transformer\.position_embedding\.weight"),
+        (_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(8, 48)})), r"size mismatch for .*position_emb"),
         (_other_vocabulary, "its tokenizer has as many ids as bytes but differs"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 20), "model.safetensors is damaged"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors \(pickled"),
@@ -160,7 +160,9 @@ def _other_vocabulary(folder: Path) -> None:
         (lambda folder: (folder / "config.json").write_text("[]"), "not an object"),
     ],
 )  # fmt: skip
-def test_unsupported_and_damaged_models_are_refused_by_name(damage: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+def test_unsupported_and_damaged_models_are_refused_by_name(
+    damage: Callable[[Path], None], words: str, tmp_path: Path
+) -> None:
     _write(tmp_path / "hf")
     damage(tmp_path / "hf")
     with pytest.raises(ValueError, match=words):
@@ -194,9 +196,7 @@ def test_a_folder_that_is_not_empty_and_an_unsupported_tokenizer_are_refused(tmp
 
 
 def test_a_name_that_the_hub_does_not_provide_is_one_line() -> None:
-    with pytest.raises(
-        ValueError, match=r"no file or folder nobody/nothing, and the Hub does not provide it"
-    ) as info:
+    with pytest.raises(ValueError, match=r"no file or folder nobody/nothing, and the Hub does not provide it") as info:
         load_model("nobody/nothing")
     assert "\n" not in str(info.value)
 

@@ -89,23 +89,3 @@ def test_another_tokenizer_is_refused(
 def test_the_saved_config_says_where_it_began(tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path) -> None:
     assert train_tiny(tmp_path, "--init_from", str(tiny_run), "--trainer.max_steps", "2") == 0
     assert json.dumps(str(tiny_run))[1:-1] in (tmp_path / "tiny" / "config.yaml").read_text()
-
-
-def test_silent_blocks_begin_by_adding_nothing(train_tiny: TrainTiny, tmp_path: Path) -> None:
-    still = ("--optim.learning_rate", "1e-30", "--optim.min_learning_rate", "0", "--trainer.max_steps", "1")
-    assert train_tiny(tmp_path, "--zero_init", "true", *still) == 0
-    model, _ = load_model(tmp_path / "tiny")
-    token_ids = torch.randint(0, 257, (2, 9))
-    embedded = model.transformer.token_embedding(token_ids) + model.transformer.position_embedding.weight[:9]
-    assert torch.equal(model.transformer(token_ids), model.transformer.final_norm(embedded))
-    assert train_tiny(tmp_path / "trained", "--zero_init", "true") == 0
-    trained, _ = load_model(tmp_path / "trained" / "tiny")
-    assert all(block.attention.out_proj.weight.abs().min() > 0 for block in trained.transformer.blocks)
-
-
-def test_silent_blocks_and_weights_that_are_there_exclude_each_other(
-    tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train_tiny(tmp_path, "--zero_init", "true", "--init_from", str(tiny_run)) == 2
-    assert "give one of the two" in capfd.readouterr().err
-    assert not (tmp_path / "tiny").exists()

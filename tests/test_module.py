@@ -1,17 +1,24 @@
 """The step itself; whole runs are in test_run.py."""
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import lightning as L
 import pytest
 import torch
 import torch.nn.functional as F
 
 from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import IGNORED, TokenWindows, TrainingBatches
+from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
-from gpt.training.module import _mixed_seed
+from gpt.training.config_parser import parse_config
+from gpt.training.datamodule import TokenDataModule
+from gpt.training.module import GPTModule, _mixed_seed
+from tests.test_run import scalars, weights
 
 
 @pytest.mark.parametrize("micro_batch_size,world_size", [(1, 1), (2, 1), (3, 1), (1, 2), (3, 2)])
@@ -50,3 +57,38 @@ def test_seeds_of_micro_batches_differ_in_the_bits_that_a_generator_uses() -> No
         _mixed_seed(seed, number, rank) % 2**32 for seed in range(3) for number in range(3000) for rank in range(2)
     }
     assert len(seeds) >= 3 * 3000 * 2 - 2  # one collision is what 18,000 draws of 32 bits may bring
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_plain_trainer_trains_to_the_losses_of_train_py(
+    accumulation: int, train_tiny: Callable[..., int], tiny_data: Path, tiny_config: Path, tmp_path: Path
+) -> None:
+    flags = ["--trainer.max_steps", "8", "--data.micro_batch_size", str(4 // accumulation)]
+    assert train_tiny(tmp_path, *flags) == 0
+    config = parse_config(tiny_config, ["--data.path", str(tiny_data), *flags])
+    L.seed_everything(config.seed, verbose=False)
+    data = TokenDataModule(config)
+    module = GPTModule(config, data.manifest)
+    losses: list[float] = []
+
+    class Record(L.Callback):
+        def on_train_batch_end(self, trainer: L.Trainer, module: GPTModule, outputs: Any, batch: Any, i: int) -> None:
+            if module.completes_step(batch):
+                losses.append(float(module.train_loss))
+
+    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options |= {"val_check_interval": 4 * accumulation, "check_val_every_n_epoch": None}
+    trainer = L.Trainer(max_steps=8, accelerator="cpu", accumulate_grad_batches=accumulation, **options)
+    trainer.callbacks.append(Record())
+    trainer.fit(module, data)
+    assert losses == list(scalars(tmp_path / "tiny", "train/loss_nats").values())  # bit-equal
+    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in weights(tmp_path / "tiny").items())
+    assert "val_loss_nats" in trainer.callback_metrics
+
+
+def test_a_trainer_with_another_accumulation_is_refused(tiny_data: Path, tiny_config: Path) -> None:
+    config = parse_config(tiny_config, ["--data.path", str(tiny_data)])
+    data = TokenDataModule(config)
+    trainer = L.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
+    with pytest.raises(UserError, match="accumulate_grad_batches is 1; the config's batch sizes need 2"):
+        trainer.fit(GPTModule(config, data.manifest), data)

@@ -196,14 +196,12 @@ class RunConfig:
         run_name: folder under checkpoints_dir; default: the config's name, then with -2, -3, ...
         seed: seed of the initial weights, the data order and dropout.
         init_from: initial weights: a run folder, a .ckpt file, a Hugging Face folder or name.
-        zero_init: zero-initialise the residual projections.
         checkpoints_dir: parent of the run folders.
     """
 
     run_name: str | None = None
     seed: int = 1234
     init_from: str | None = None
-    zero_init: bool = False
     checkpoints_dir: str = "checkpoints"
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)

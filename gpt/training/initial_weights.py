@@ -1,4 +1,4 @@
-"""Initial weights other than GPT-2's initialisation: from a checkpoint, or zero-initialised residual projections."""
+"""Initial weights from another checkpoint."""
 
 import torch
 
@@ -6,39 +6,21 @@ from gpt.checkpoint import load_model
 from gpt.errors import UserError
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
-from gpt.training.config import RunConfig
 
 _POSITIONS = "transformer.position_embedding.weight"
 
 
-def initialise(model: GPT, config: RunConfig, tokenizer: Tokenizer) -> None:
-    """Apply ``init_from`` or ``zero_init`` to a new model.
+@torch.no_grad()
+def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
+    """Copy the weights of a checkpoint; a shorter context keeps the first positions, missing biases become zero.
+
+    Args:
+        init_from: a run folder, a .ckpt file, a Hugging Face folder or name.
+        tokenizer: of the data.
 
     Raises:
-        UserError: both are given, or ``init_from`` does not fit the run.
+        UserError: tokenizer or shape differ.
     """
-    if config.init_from is not None and config.zero_init:
-        raise UserError("init_from and zero_init exclude each other; give one of the two")
-    if config.init_from is not None:
-        _copy_weights(model, config.init_from, tokenizer)
-    elif config.zero_init:
-        zero_init_residual(model)
-
-
-@torch.no_grad()
-def zero_init_residual(model: GPT) -> None:
-    """Zero-initialise the two projections of each block into the residual stream.
-
-    Source: Zhang et al. 2019 (Fixup), section 3; modded-nanogpt combines it with Muon.
-    """
-    for name, parameter in model.named_parameters():
-        if name.endswith(("attention.out_proj.weight", "mlp.fc_out.weight")):
-            parameter.zero_()
-
-
-@torch.no_grad()
-def _copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
-    """Copy the weights of ``init_from``; a shorter context keeps the first positions, missing biases become zero."""
     source, source_tokenizer = load_model(init_from)
     if source_tokenizer.sha256 != tokenizer.sha256:
         raise UserError(

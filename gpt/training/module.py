@@ -141,6 +141,8 @@ class GPTModule(L.LightningModule):
         nats, tokens = self.trainer.strategy.reduce(totals, reduce_op="sum").tolist()
         self.evaluated_step = self.global_step
         self.evaluation = Evaluation.from_totals(nats, int(tokens), self.manifest.splits["val"].utf8_bytes)
+        # For Lightning's own callbacks and progress bar, such as ModelCheckpoint(monitor="val_loss_nats").
+        self.log("val_loss_nats", self.evaluation.loss_nats, prog_bar=True, logger=False, sync_dist=True)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add format, counters and provenance, as plain values."""

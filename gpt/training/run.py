@@ -15,7 +15,7 @@ from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
-from gpt.training.initial_weights import initialise
+from gpt.training.initial_weights import copy_weights
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
 from gpt.training.run_folder import is_first_process, make_run_dir, save_config
@@ -77,8 +77,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     content = _read_checkpoint_of(checkpoint, data) if checkpoint else {"global_step": 0}
     if content["global_step"] >= config.trainer.max_steps:
         return _finished(run_dir, content) if is_first_process() else None
-    if not checkpoint:
-        initialise(module.model, config, data.tokenizer)
+    if config.init_from and not checkpoint:
+        copy_weights(module.model, config.init_from, data.tokenizer)
     callback = StepCallback(data, run_dir)
     trainer = build_trainer(config, run_dir, callback, first_step=content["global_step"] + 1 if checkpoint else 0)
     if trainer.is_global_zero:
