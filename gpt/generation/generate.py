@@ -25,13 +25,9 @@ FinishReason = Literal["length", "eos", "stop"]
 
 @dataclass(frozen=True)
 class Request:
-    """What to generate.
+    """What to generate: stop strings end a sequence and are not part of its text.
 
-    Args:
-        max_new_tokens: most tokens per sequence.
-        sampling: how to choose each token.
-        stops: strings that end a sequence and are not part of its text.
-        use_cache: False recomputes the whole context for each token: slow, the reference for the KV cache.
+    Without the KV cache, the reference for it, the whole context is computed for each token.
     """
 
     max_new_tokens: int = 100
@@ -47,13 +43,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Continuation:
-    """Generated text without its prompt.
-
-    Args:
-        text: ends before a stop string.
-        token_ids: the new ids, including those of a stop string and excluding an end-of-text.
-        finish_reason: ``"length"`` (max_new_tokens), ``"eos"`` (end-of-text) or ``"stop"`` (stop string).
-    """
+    """Generated text without its prompt; it ends before a stop string, whose ids are part of ``token_ids``."""
 
     text: str
     token_ids: list[int]
@@ -62,11 +52,7 @@ class Continuation:
 
 @dataclass(frozen=True)
 class Piece:
-    """Final text of a sequence; its last piece, whose text may be empty, holds the whole continuation.
-
-    Args:
-        sequence: index of the prompt.
-    """
+    """Final text of the sequence with this index; its last piece holds the whole continuation."""
 
     sequence: int
     text: str
@@ -85,7 +71,7 @@ class SequenceState:
         self.new_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None if request.max_new_tokens > 0 else "length"
-        self._generator = torch.Generator().manual_seed(seed)  # its own: other sequences do not change this one
+        self._generator = torch.Generator().manual_seed(seed)  # its own, so that other sequences do not matter
         self._request, self._eot_id = request, tokenizer.eot_id
         self._decoder, self._stops = StreamDecoder(tokenizer), StopFinder(request.stops)
 
@@ -129,7 +115,7 @@ class SequenceState:
 def generate(
     model: Model, tokenizer: Tokenizer, prompts: Sequence[Sequence[int]], request: Request, seeds: Sequence[int]
 ) -> list[Continuation]:
-    """Continue prompts, with the arguments of ``stream``; returns one continuation per prompt, in their order."""
+    """Continue prompts, with the arguments of ``stream``; return a continuation per prompt, in their order."""
     pieces = stream(model, tokenizer, prompts, request, seeds)
     finished = {piece.sequence: piece.finished for piece in pieces if piece.finished}
     return [finished[index] for index in range(len(prompts))]
@@ -141,15 +127,14 @@ def stream(
     """Continue prompts of any lengths as one batch, and yield each sequence's text as soon as it is final.
 
     Each prompt follows an end-of-text token, as every training document does. A sequence whose context is full drops
-    the older half and prefills the rest, so of a prompt longer than the context the end is used. The model runs in
-    eval mode and without gradients, and has its own mode again whenever a piece is yielded.
+    the older half and prefills the rest. The model has its own mode again whenever a piece is yielded.
 
     Args:
         prompts: token ids of each sequence; may be empty.
         seeds: one per sequence; the same seed gives the same text, whatever the rest of the batch is.
 
     Raises:
-        UserError: a seed is out of range, or the logits are not finite, since the model has diverged.
+        UserError: a seed is out of range, or the logits are not finite: the model has diverged.
     """
     check_seeds(seeds)
     context_length = model.config.context_length
@@ -174,10 +159,9 @@ def stream(
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
-    """Raise a UserError if a seed is one that ``torch.Generator`` does not take."""
-    for seed in seeds:
-        if not 0 <= seed < 2**63:
-            raise UserError(f"seed is {seed}; it must be at least 0 and below 2**63")
+    """Refuse a seed that ``torch.Generator`` does not take."""
+    if wrong := [seed for seed in seeds if not 0 <= seed < 2**63]:
+        raise UserError(f"seed is {wrong[0]}; it must be at least 0 and below 2**63")
 
 
 def _half(context_length: int) -> int:
@@ -220,11 +204,7 @@ def _cached_logits(model: Model, states: list[SequenceState], max_new_tokens: in
 
 
 def prefill(model: Model, cache: KVCache, contexts: list[list[int]]) -> Tensor:
-    """Read contexts of any lengths in one pass into an empty cache.
-
-    Returns:
-        (B, E): the hidden state of each sequence's last token.
-    """
+    """Read contexts of any lengths in one pass into an empty cache; return each one's last hidden state, (B, E)."""
     lengths = [len(context) for context in contexts]
     # At least 2, so that the kernel for a prompt does not depend on the prompt.
     size = min(max(2, *lengths), model.config.context_length)

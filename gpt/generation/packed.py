@@ -29,14 +29,10 @@ _MAX_BOUND = 64.0  # largest bound on an input, in typical inputs, at which a ro
 
 
 class PackedLinear:
-    """A linear layer for few tokens on a CPU, in float32.
+    """A linear layer for few tokens on a CPU, in float32, from a weight (O, I) and a bias (O,).
 
-    The weight is stored transposed, (I, O). For one token, each of two threads reads the rows of one half of the
-    inputs (if I is even). For a few tokens oneDNN packs the weight a second time, on first use.
-
-    Args:
-        weight: (O, I), float32.
-        bias: (O,), or None.
+    The weight is stored transposed. For one token, each of two threads reads the rows of one half of the inputs (if I
+    is even). For a few tokens oneDNN packs the weight a second time, on first use.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -63,16 +59,13 @@ class PackedLinear:
 
 
 class Int8Linear:
-    """A linear layer in int8: weights with a scale per output, each input as two 7-bit digits.
+    """A linear layer in int8, from a weight (O, I) and a bias (O,): a scale per output, inputs as two 7-bit digits.
 
     Both digits are multiplied while the weights are read once; the second counts in 126ths of the first, so an input is
     rounded to 1 / 7938 of the largest input of its token. One digit is not enough: transformers have a few outlier
-    features (Dettmers et al. 2022, "LLM.int8()"). Sums are sums of integers, so a sequence has the same output in any
-    batch.
+    features (Dettmers et al. 2022, "LLM.int8()"). Sums of integers do not depend on the batch.
 
     Args:
-        weight: (O, I), float32.
-        bias: (O,), or None.
         bound: upper bound on the magnitude of the inputs; None computes each token's largest input.
     """
 
@@ -111,11 +104,10 @@ class Int8Linear:
 
 
 class PackedTransformer(nn.Module):
-    """The transformer over packed layers, written out flat.
+    """``Transformer`` over packed layers, written out flat.
 
-    The arithmetic is that of ``Transformer``. A call of a module costs ten times as much between two weight matrices
-    as elsewhere, since half a gigabyte of weights has pushed the interpreter out of the caches: all of them together
-    are a third of a token's time (docs/experiments.md).
+    Between two weight matrices a module's call costs ten times as much as elsewhere, since the weights have pushed the
+    interpreter out of the caches: all calls together are a third of a token's time (docs/experiments.md).
     """
 
     def __init__(self, transformer: Transformer, pack: Callable[..., _Linear]) -> None:
@@ -162,16 +154,12 @@ class PackedTransformer(nn.Module):
 
 
 class PackedGPT(nn.Module):
-    """A model's packed copy for inference on a CPU, with the attributes of ``GPT`` that inference uses.
+    """A model's packed copy for inference on a CPU, in float32 or int8, with the interface of ``GPT``.
 
     The model stays as it is and can go on training; the copy shares none of its weights.
 
-    Args:
-        model: on the CPU.
-        quantize: None computes in float32; ``"int8"`` in int8.
-
     Raises:
-        UserError: int8 is not supported by this device or CPU.
+        UserError: the model is not on a CPU, or torch does not support int8 on it.
     """
 
     def __init__(self, model: GPT, quantize: str | None = None) -> None:

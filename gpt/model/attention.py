@@ -14,17 +14,15 @@ from gpt.model.masks import compiled_flex_attention
 class MultiHeadAttention(nn.Module):
     """Causal self-attention with all heads in one projection and one fused kernel.
 
-    The signature and the initialisation are the notes': under ``torch.manual_seed(123)``,
-    ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` gives the table that the notes print, because the rows of ``qkv``
-    are drawn in the order query, key, value and with the same bound as three separate layers.
-    ``gpt.model.attention_primer`` derives it step by step.
+    Under ``torch.manual_seed(123)``, ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` gives the notes' table: the rows
+    of ``qkv`` are drawn in the order query, key, value, with the same bound as three separate layers.
+    ``gpt.model.attention_primer`` derives the module step by step.
 
     Args:
         d_in: width of the input.
         d_out: width of the output; each head has ``d_out // num_heads``.
         context_length: longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
-        num_heads: number of heads.
         qkv_bias: whether the query, key and value projections have a bias.
 
     Raises:
@@ -34,13 +32,7 @@ class MultiHeadAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        d_in: int,
-        d_out: int,
-        context_length: int,
-        dropout: float,
-        num_heads: int,
-        qkv_bias: bool = False,
+        self, d_in: int, d_out: int, context_length: int, dropout: float, num_heads: int, qkv_bias: bool = False
     ) -> None:
         super().__init__()
         if num_heads < 1 or d_out % num_heads != 0:
@@ -60,19 +52,13 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
     ) -> Tensor:
-        """Attend from every token to itself and the tokens before it.
+        """Attend from every token to itself and the tokens before it: (B, T, d_in) to (B, T, d_out).
 
         Args:
-            x: (B, T, d_in), T at most ``context_length``.
+            x: T at most ``context_length``, else ValueError.
             mask: from ``document_mask`` or ``KVCache.mask``; None is the causal mask.
-            cache: holds the keys and values of the tokens before x; those of x are appended.
+            cache: keys and values of the tokens before x; those of x are appended.
             layer: index of this layer in the cache.
-
-        Returns:
-            (B, T, d_out).
-
-        Raises:
-            ValueError: T is larger than ``context_length``.
         """
         B, T, _ = x.shape
         if self.context_length < T:

@@ -9,11 +9,10 @@ from torch import nn
 
 @contextmanager
 def inference(model: nn.Module) -> Iterator[None]:
-    """Run a model in eval mode (no dropout), without gradients, and eagerly even if its trunk was compiled.
+    """Run a model in eval mode, without gradients, and eagerly even if its transformer is compiled.
 
-    Eagerly, because hooks in a compiled module do not fire, and because each new length of a growing text would be
-    compiled. A model whose root is in eval mode is taken to be in eval mode throughout: walking its modules for every
-    token costs a twentieth of a token.
+    Eagerly, because hooks in a compiled module do not fire, and each length of a growing text would be compiled. A
+    model in eval mode is not searched for modules in training mode, which would cost a twentieth of a token.
     """
     training = [module for module in model.modules() if module.training] if model.training else []
     # set_stance imports the compiler, which takes a second: only for a model that was compiled.

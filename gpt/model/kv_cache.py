@@ -10,13 +10,11 @@ from gpt.model.config import GPTConfig
 
 
 class KVCache:
-    """Preallocated KV cache with a length per sequence.
-
-    It is an argument of the model's call and never module state.
+    """Preallocated KV cache with a length per sequence; an argument of the model's call, never module state.
 
     Args:
         batch_size: B.
-        max_length: most tokens of a sequence, at most the context length, which is the default.
+        max_length: most tokens of a sequence; at most the context length, which is the default.
     """
 
     def __init__(
@@ -66,10 +64,9 @@ class KVCache:
         return (keys <= self.positions(T)[:, :, None])[:, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store the keys and values of new tokens, (B, H, T, D) each.
+        """Store keys and values of new tokens, (B, H, T, D) each; return all of the layer, (B, H, S, D) each.
 
-        Returns:
-            All keys and values of the layer, (B, H, S, D) each; what lies beyond a sequence's length must be masked.
+        What lies beyond a sequence's length must be masked.
         """
         T = keys.shape[2]
         shortest, longest = min(self.lengths), max(self.lengths)

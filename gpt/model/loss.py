@@ -1,10 +1,8 @@
 """Next-token cross-entropy from hidden states, in chunks, so that the logits of a batch are never all in memory.
 
-The logits of GPT-2 small at batch 4, T 1024 take 0.8 GB in float32, and autograd saves several copies: they, not the
-transformer, decide how much memory a step needs. So LM head and loss are computed together for a chunk of tokens, and
-the chunk's gradient is taken while its logits are there. On a CPU that happens in place, on chunks that fit its
-caches. A GPU takes large chunks of one size, pads the LM head to a multiple of 64 ids (for the chunk only), and
-compiles what lies between the matrix products.
+The logits of GPT-2 small at batch 4, T 1024 take 0.8 GB in float32, and autograd saves several copies. So LM head, loss
+and gradient are computed together for a chunk of tokens. A CPU works in place, on chunks that fit its caches; a GPU
+takes large chunks of one size, pads the LM head to a multiple of 64 ids, and compiles all but the matrix products.
 
 Shape letters: N tokens (batch and time flattened), n tokens of a chunk, E d_model, V vocab_size.
 """
@@ -18,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Largest number of logits held at once: 32 MiB of float32 on a CPU; on CUDA 256 MiB of bfloat16, and a quarter of that
-# if the loss is not compiled, since it then holds several copies in float32.
+# Most logits held at once: 32 MiB of float32; on CUDA 256 MiB of bfloat16, and a quarter if not compiled, since there
+# are then several copies in float32.
 CPU_CHUNK_LOGITS = 2**23
 CUDA_CHUNK_LOGITS = 2**27
 _PAD_MULTIPLE = 64  # tensor cores are fastest on rows of whole 128 bytes
 
-# From (n, E) hidden states, (n,) targets and views of the two gradients to the chunk's summed loss; fills the first
-# gradient, (n, E), and adds to the second, (V, E).
+# From hidden states (n, E) and targets (n,) to the summed loss; writes the gradient of the hidden states, (n, E), and
+# adds to that of the LM head, (V, E).
 _ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -38,7 +36,7 @@ def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, com
         hidden: (..., E), float32 or bfloat16.
         lm_head_weight: (V, E).
         targets: (...), int64, below V (not checked); negative targets are ignored.
-        compiled: whether a GPU may use torch.compile; the value is the same up to rounding.
+        compiled: whether a GPU uses torch.compile.
 
     Returns:
         A float32 scalar, in nats.

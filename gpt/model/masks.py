@@ -13,15 +13,9 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex
 
 
 def document_ids(token_ids: Tensor, eot_id: int | None) -> Tensor | None:
-    """Number each token's document within its window; an end-of-text token begins a document.
+    """Number each token's document in its window: (B, T) int64 to the running count of end-of-text tokens, (B, T).
 
-    Args:
-        token_ids: (B, T), int64.
-        eot_id: id of the end-of-text token; None if the documents are not to be masked.
-
-    Returns:
-        (B, T), int64: the running count of end-of-text tokens, so a window that starts inside a document counts from
-        0. None without ``eot_id``.
+    End-of-text begins a document, so a window that starts inside one counts from 0. None without ``eot_id``.
     """
     return None if eot_id is None else (token_ids == eot_id).cumsum(dim=1)
 
@@ -36,11 +30,9 @@ def document_positions(documents: Tensor) -> Tensor:
 
 
 def document_mask(documents: Tensor) -> Tensor | BlockMask:
-    """The mask for (B, T) document ids.
+    """The mask for (B, T) document ids: (B, 1, T, T), bool, true where a query (row) may attend to a key (column).
 
-    Returns:
-        On a CPU (B, 1, T, T), bool, true where a query (row) may attend to a key (column). On a GPU FlexAttention's
-        block mask, which never holds T x T values.
+    On a GPU it is FlexAttention's block mask, which never holds T x T values.
     """
     if documents.is_cuda:
         return block_mask(documents, _compiled_create_block_mask())

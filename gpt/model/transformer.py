@@ -57,8 +57,8 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """The model without its LM head: token ids to hidden states.
 
-    A module of its own, because the training loss takes hidden states (``gpt.model.loss``), and because
-    ``module.compile()`` acts on the call of a module.
+    Training calls it by itself: the loss takes hidden states (``gpt.model.loss``), and ``module.compile()`` acts on a
+    module's call.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -71,18 +71,12 @@ class Transformer(nn.Module):
         self.final_norm = nn.LayerNorm(config.d_model)
 
     def forward(self, token_ids: Tensor, documents: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
-        """Hidden states after the final norm.
+        """Hidden states after the final norm: (B, T) int64 to (B, T, E).
 
         Args:
-            token_ids: (B, T), int64, T at most ``context_length``.
+            token_ids: T at most ``context_length``, else ValueError.
             documents: (B, T), int64: document ids for the block-diagonal mask; None is the plain causal mask.
-            cache: KV cache of the tokens before these; the caller advances it.
-
-        Returns:
-            (B, T, E).
-
-        Raises:
-            ValueError: T is larger than ``context_length``.
+            cache: keys and values of the tokens before these; the caller advances it.
         """
         T = token_ids.shape[1]
         if self.config.context_length < T:
@@ -133,11 +127,7 @@ class GPT(nn.Module):
         return sum(parameter.numel() for parameter in self.parameters())
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """Next-token logits at every position: (B, T) int64 to (B, T, V).
-
-        Raises:
-            ValueError: T is larger than ``context_length``.
-        """
+        """Next-token logits at every position: (B, T) int64, T at most ``context_length``, to (B, T, V)."""
         return self.logits(self.transformer(token_ids))
 
     def logits(self, hidden: Tensor) -> Tensor:

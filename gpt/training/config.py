@@ -3,10 +3,12 @@
 Imports nothing heavy, so that ``train.py --help`` and a misspelt key are answered at once. The docstrings are the help.
 """
 
+import math
 import re
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
 
@@ -16,11 +18,15 @@ from gpt.model.config import GPTConfig
 
 MAX_CAPTURES = 500
 
-
-def _at_least(minimum: int, section: str, config: Any, *names: str) -> None:
-    for name in names:
-        if not getattr(config, name) >= minimum:  # not "<", so that NaN is refused
-            raise UserError(f"{section}.{name} is {getattr(config, name)}; it must be at least {minimum}")
+_RANGES: list[tuple[float, float, str]] = [  # smallest value, largest value, keys
+    (1, math.inf, "data.global_batch_size data.micro_batch_size checkpoint.every_steps trainer.max_steps"),
+    (1, math.inf, "trainer.devices trainer.num_nodes trainer.validate_every_steps trainer.log_every_n_steps"),
+    (0, math.inf, "data.num_workers checkpoint.keep_last guard.max_skipped_steps optim.warmup_steps"),
+    (0, math.inf, "trainer.gradient_clip_val trainer.sample_tokens optim.weight_decay optim.muon_learning_rate"),
+    (0, 1, "optim.decay_fraction optim.muon_momentum"),
+    (0, 2**32 - 1, "seed"),
+    (2, MAX_CAPTURES, "attention_maps.captures"),
+]
 
 
 @dataclass(frozen=True)
@@ -40,10 +46,6 @@ class DataConfig:
     micro_batch_size: int = 8
     num_workers: int = 0
     document_mask: bool = False
-
-    def __post_init__(self) -> None:
-        _at_least(1, "data", self, "global_batch_size", "micro_batch_size")
-        _at_least(0, "data", self, "num_workers")
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,6 @@ class OptimConfig:
     betas: tuple[float, float] = (0.9, 0.95)
     muon_learning_rate: float = 0.02
     muon_momentum: float = 0.95
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.min_learning_rate <= self.learning_rate or self.learning_rate == 0:
-            raise UserError(
-                f"optim.learning_rate is {self.learning_rate} and optim.min_learning_rate {self.min_learning_rate}; "
-                "the first must be positive and the second between 0 and it"
-            )
-        _at_least(0, "optim", self, "warmup_steps", "weight_decay", "muon_learning_rate")
-        for name, value in [("decay_fraction", self.decay_fraction), ("muon_momentum", self.muon_momentum)]:
-            if not 0 <= value <= 1:
-                raise UserError(f"optim.{name} is {value}; it must be between 0 and 1")
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise UserError(f"optim.betas are {list(self.betas)}; each must be at least 0 and below 1")
 
 
 @dataclass(frozen=True)
@@ -120,12 +109,6 @@ class TrainerConfig:
     compile: bool | Literal["auto"] = "auto"
     sample_tokens: int = 100
 
-    def __post_init__(self) -> None:
-        _at_least(1, "trainer", self, "max_steps", "devices", "num_nodes", "validate_every_steps", "log_every_n_steps")
-        _at_least(0, "trainer", self, "gradient_clip_val", "sample_tokens")
-        if self.max_time is not None and not re.fullmatch(r"(\d+:)?\d+:\d\d:\d\d", self.max_time):
-            raise UserError(f"trainer.max_time is {self.max_time!r}; it must be HH:MM:SS or DD:HH:MM:SS")
-
     @property
     def max_seconds(self) -> int | None:
         """``max_time`` in seconds."""
@@ -147,10 +130,6 @@ class CheckpointConfig:
     every_steps: int = 250
     keep_last: int = 0
 
-    def __post_init__(self) -> None:
-        _at_least(1, "checkpoint", self, "every_steps")
-        _at_least(0, "checkpoint", self, "keep_last")
-
 
 @dataclass(frozen=True)
 class GuardConfig:
@@ -161,9 +140,6 @@ class GuardConfig:
     """
 
     max_skipped_steps: int = 20
-
-    def __post_init__(self) -> None:
-        _at_least(0, "guard", self, "max_skipped_steps")
 
 
 @dataclass(frozen=True)
@@ -182,10 +158,6 @@ class AttentionMapsConfig:
         "the rug. When the cat ran to the door, the dog ran to the door and the cat ran to the mat."
     )
     captures: int = 200
-
-    def __post_init__(self) -> None:
-        if not 2 <= self.captures <= MAX_CAPTURES:
-            raise UserError(f"attention_maps.captures is {self.captures}; it must be between 2 and {MAX_CAPTURES}")
 
 
 @dataclass(frozen=True)
@@ -212,15 +184,27 @@ class RunConfig:
     attention_maps: AttentionMapsConfig = field(default_factory=AttentionMapsConfig)
 
     def __post_init__(self) -> None:
-        if not 0 <= self.seed < 2**32:
-            raise UserError(f"seed is {self.seed}; it must be at least 0 and below 2**32")
+        for low, high, key in ((low, high, key) for low, high, keys in _RANGES for key in keys.split()):
+            value = attrgetter(key)(self)
+            if not low <= value <= high:  # NaN is refused too
+                expected = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                raise UserError(f"{key} is {value}; it must be {expected}")
+        optim, data = self.optim, self.data
+        if not 0 <= optim.min_learning_rate <= optim.learning_rate or optim.learning_rate == 0:
+            raise UserError(
+                f"optim.learning_rate is {optim.learning_rate} and optim.min_learning_rate {optim.min_learning_rate}; "
+                "the first must be positive and the second between 0 and it"
+            )
+        if not all(0 <= beta < 1 for beta in optim.betas):
+            raise UserError(f"optim.betas are {list(optim.betas)}; each must be at least 0 and below 1")
+        if self.trainer.max_time is not None and not re.fullmatch(r"(\d+:)?\d+:\d\d:\d\d", self.trainer.max_time):
+            raise UserError(f"trainer.max_time is {self.trainer.max_time!r}; it must be HH:MM:SS or DD:HH:MM:SS")
         if self.run_name is not None and (not self.run_name or Path(self.run_name).name != self.run_name):
             raise UserError(f"run_name is {self.run_name!r}; it must be a plain name, without folders")
-        data, world_size = self.data, self.world_size
-        if data.global_batch_size % (data.micro_batch_size * world_size) != 0:
+        if data.global_batch_size % (data.micro_batch_size * self.world_size) != 0:
             raise UserError(
                 f"data.global_batch_size ({data.global_batch_size}) must be a multiple of data.micro_batch_size "
-                f"({data.micro_batch_size}) times the number of processes ({world_size})"
+                f"({data.micro_batch_size}) times the number of processes ({self.world_size})"
             )
 
     @property
