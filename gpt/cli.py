@@ -37,14 +37,9 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-    """Call a script's main function and report a UserError or OSError (missing file, full disk) as one line.
+    """Call a script's main function, and report a UserError or OSError (missing file, full disk) as one line.
 
-    Args:
-        main: takes the arguments and returns the exit status.
-        argv: the arguments; default those of the process.
-
-    Returns:
-        The exit status: 2 after a user's mistake, 130 after Ctrl-C, 141 after a broken pipe.
+    Returns the exit status: 2 after a user's mistake, 130 after Ctrl-C, 141 after a broken pipe.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr, force=True)
     argv = sys.argv[1:] if argv is None else argv
@@ -62,11 +57,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
 
 
 def choose_device(name: str | None = None) -> "torch.device":
-    """The named device, or the best available one: CUDA, then MPS, then CPU.
-
-    Raises:
-        UserError: the named device is not available.
-    """
+    """The named device, or the best available one: CUDA, then MPS, then CPU."""
     import torch  # takes seconds, which --help must not wait for
 
     if name is None:

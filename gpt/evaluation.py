@@ -1,7 +1,7 @@
 """Loss, perplexity and bits per byte over a whole split, every token weighted equally.
 
-Validation during training and ``scripts/evaluate.py`` share ``LossTotals``, so their figures agree (to a few parts in
-a thousand where training validates in bf16, since evaluation computes in float32).
+Validation in training and ``scripts/evaluate.py`` share ``LossTotals``, so their figures agree (in bf16 training to a
+few parts in a thousand, since evaluation computes in float32).
 """
 
 import math
@@ -21,19 +21,12 @@ from gpt.model.transformer import GPT
 
 @dataclass(frozen=True)
 class Evaluation:
-    """How well a model predicts a text.
+    """How well a model predicts a text."""
 
-    Args:
-        loss_nats: mean cross-entropy per token.
-        perplexity: its exponential.
-        bits_per_byte: summed loss in bits over the text's UTF-8 bytes; comparable across tokenizers.
-        tokens: number of targets.
-    """
-
-    loss_nats: float
-    perplexity: float
-    bits_per_byte: float
-    tokens: int
+    loss_nats: float  # mean cross-entropy per token
+    perplexity: float  # its exponential
+    bits_per_byte: float  # summed loss in bits over the text's UTF-8 bytes; comparable across tokenizers
+    tokens: int  # number of targets
 
     @staticmethod
     def from_totals(total_nats: float, tokens: int, utf8_bytes: int) -> "Evaluation":
@@ -46,8 +39,7 @@ class Evaluation:
 class LossTotals:
     """Sums losses and target counts over batches; they stay on the device until ``totals``, so no batch waits.
 
-    Args:
-        eot_id: end-of-text id for the document mask, if the model was trained with it; else None.
+    With the end-of-text id, the document mask is applied.
     """
 
     def __init__(self, eot_id: int | None = None) -> None:
@@ -69,13 +61,7 @@ class LossTotals:
 def evaluate(
     model: GPT | PackedGPT, batches: Iterable[Window], utf8_bytes: int, eot_id: int | None = None
 ) -> Evaluation:
-    """Evaluate a model in eval mode over batches that make up a split.
-
-    Args:
-        batches: inputs and targets (B, T), int64.
-        utf8_bytes: size of the split's text.
-        eot_id: as ``LossTotals`` takes it.
-    """
+    """Evaluate a model over batches of inputs and targets (B, T), int64, that make up a split of this many bytes."""
     totals = LossTotals(eot_id)
     with inference(model):
         for batch in batches:

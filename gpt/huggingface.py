@@ -78,11 +78,7 @@ def to_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
 
 
 def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
-    """Hugging Face's weights under our names, in float32; ``load_state_dict`` checks that they are complete.
-
-    Raises:
-        UserError: the LM head is not tied to the token embedding.
-    """
+    """Hugging Face's weights under our names, in float32; ``load_state_dict`` checks that they are complete."""
     ours = {theirs: name for name, theirs in weight_names(config.num_layers).items()}
     converted = {}
     for name, tensor in ((name.removeprefix(_PREFIX), tensor) for name, tensor in weights.items()):
@@ -96,11 +92,7 @@ def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Ten
 
 
 def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
-    """The model's shape from its ``config.json``.
-
-    Raises:
-        UserError: a key is missing, or has a value that is not supported.
-    """
+    """The model's shape from its ``config.json``; a UserError names what is missing or not supported."""
     for key, supported in _SUPPORTED.items():
         if content.get(key, supported[0]) not in supported:
             raise UserError(f"{key} is {content[key]!r}; only {' or '.join(map(repr, supported))} is supported")
@@ -140,9 +132,6 @@ def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], 
 
     Returns:
         The model's shape, its weights under our names, and its tokenizer.
-
-    Raises:
-        UserError: it is not available, is damaged, or is not supported.
     """
     folder = Path(name_or_folder)
     if not is_pretrained_folder(folder):

@@ -19,10 +19,7 @@ class RunCheckpoints:
     """Saves ``last.ckpt`` at intervals and after each validation, and the best validated weights as ``best.ckpt``.
 
     The last step of a run is always validated and saved. A save waits for a validation that is due at the same step, so
-    that no checkpoint lies between a step and its validation.
-
-    Args:
-        keep_last: number of saves to keep under the name of their step as well.
+    that no checkpoint lies between a step and its validation. ``keep_last`` saves are also kept by step.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:

@@ -14,11 +14,7 @@ from gpt.training.config import RunConfig
 
 
 class TokenDataModule(L.LightningDataModule):
-    """Windows of a prepared folder, distributed over the ranks of a run.
-
-    Raises:
-        UserError: the folder is not prepared data, is damaged, or has a split shorter than one window.
-    """
+    """Windows of a prepared folder, distributed over the ranks of a run."""
 
     def __init__(self, config: RunConfig) -> None:
         super().__init__()

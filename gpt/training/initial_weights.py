@@ -14,12 +14,8 @@ _POSITIONS = "transformer.position_embedding.weight"
 def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
     """Copy the weights of a checkpoint; a shorter context keeps the first positions, missing biases become zero.
 
-    Args:
-        init_from: a run folder, a .ckpt file, a Hugging Face folder or name.
-        tokenizer: of the data.
-
     Raises:
-        UserError: tokenizer or shape differ.
+        UserError: the tokenizer is not that of the data, or the shape differs.
     """
     source, source_tokenizer = load_model(init_from)
     if source_tokenizer.sha256 != tokenizer.sha256:

@@ -30,11 +30,7 @@ from gpt.training.optim import build_optimizer, learning_rate_factor
 
 
 class GPTModule(L.LightningModule):
-    """Trains a GPT on micro-batches of a global batch; any ``L.Trainer`` can fit it.
-
-    Args:
-        manifest: of the data; the model takes its vocabulary, and the checkpoint its hash.
-    """
+    """Trains a GPT on micro-batches of a global batch; any ``L.Trainer`` can fit it."""
 
     def __init__(self, config: RunConfig, manifest: Manifest) -> None:
         super().__init__()
@@ -80,11 +76,8 @@ class GPTModule(L.LightningModule):
 
     def on_fit_start(self) -> None:
         """Check the Trainer's gradient accumulation, and move the counters to the device of the gradients."""
-        if self.trainer.accumulate_grad_batches != self.config.accumulation:
-            raise UserError(
-                f"the Trainer's accumulate_grad_batches is {self.trainer.accumulate_grad_batches}; the config's batch "
-                f"sizes need {self.config.accumulation}"
-            )
+        if (given := self.trainer.accumulate_grad_batches) != (needed := self.config.accumulation):
+            raise UserError(f"the Trainer's accumulate_grad_batches is {given}; the config's batch sizes need {needed}")
         self.skipped_steps = self.skipped_steps.to(self.device)
         self.first_skipped_step = self.first_skipped_step.to(self.device)
 
@@ -92,10 +85,9 @@ class GPTModule(L.LightningModule):
         """Set the learning rate from this run's schedule: a resumed run may have another ``max_steps``."""
         schedule = self.lr_schedulers()
         assert isinstance(schedule, torch.optim.lr_scheduler.LambdaLR)
-        for group, base_lr, factor in zip(
-            schedule.optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True
-        ):
-            group["lr"] = base_lr * factor(schedule.last_epoch)
+        factor = learning_rate_factor(schedule.last_epoch, self.config.optim, self.config.trainer.max_steps)
+        for group, base_lr in zip(schedule.optimizer.param_groups, schedule.base_lrs, strict=True):
+            group["lr"] = base_lr * factor
 
     def training_step(self, batch: TrainingBatch, batch_idx: int) -> Tensor:
         """Return this micro-batch's share of the mean loss over the global batch."""
@@ -109,12 +101,7 @@ class GPTModule(L.LightningModule):
         # normalised already, so this undoes both.
         return share * (self.config.accumulation * self.trainer.world_size)
 
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
+    def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *options: Any, **more: Any) -> None:
         """Clip the gradient norm, and skip the step if it is not finite."""
         max_norm = self.config.trainer.gradient_clip_val or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, foreach=True)
@@ -122,9 +109,8 @@ class GPTModule(L.LightningModule):
         # that of the averaged gradient, so all ranks agree; a loss that is not finite makes it not finite.
         is_skipped = (~self.gradient_norm.isfinite()).float()
         optimizer.found_inf = is_skipped  # type: ignore[attr-defined]
-        this_step = torch.full_like(is_skipped, self.global_step + 1)
-        is_first = (is_skipped > 0) & (self.skipped_steps == 0)
-        self.first_skipped_step = torch.where(is_first, this_step, self.first_skipped_step)
+        is_first = is_skipped * (self.skipped_steps == 0)
+        self.first_skipped_step = self.first_skipped_step + is_first * (self.global_step + 1)
         self.skipped_steps = self.skipped_steps + is_skipped
 
     def on_validation_epoch_start(self) -> None:
@@ -182,13 +168,11 @@ class GPTModule(L.LightningModule):
 
 def _mixed_seed(seed: int, number: int, rank: int) -> int:
     """Hash to 63 bits; a CPU generator uses the lower 32."""
-    value = seed
     for part in (number, rank):
-        value = (value * 0x9E3779B97F4A7C15 + part + 1) % 2**64
-        value ^= value >> 30
-        value = value * 0xBF58476D1CE4E5B9 % 2**64
-        value ^= value >> 27
-    return value % 2**63
+        seed = (seed * 0x9E3779B97F4A7C15 + part + 1) % 2**64
+        seed = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+        seed ^= seed >> 27
+    return seed % 2**63
 
 
 def _git_revision() -> str | None:

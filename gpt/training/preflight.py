@@ -22,11 +22,7 @@ _MANY_EPOCHS = 100  # beyond this the model memorises the text
 def preflight(
     config: RunConfig, module: GPTModule, data: TokenDataModule, trainer: L.Trainer, run_dir: Path, flags: list[str]
 ) -> None:
-    """Log what a run will do.
-
-    Raises:
-        UserError: a flag has no effect, or the device does not support the attention that the config needs.
-    """
+    """Log what a run will do; refuse flags that have no effect."""
     device = trainer.strategy.root_device
     if config.data.document_mask and config.model.dropout > 0 and device.type == "cuda":
         raise UserError("data.document_mask on a GPU uses FlexAttention, which has no dropout; set model.dropout to 0")

@@ -33,40 +33,27 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class RunResult:
-    """Result of a finished run.
-
-    Args:
-        steps: optimizer steps of the whole run.
-        train_loss_nats: of the last step, per token.
-        val_loss_nats: of the last validation, per token over the whole split.
-        val_bits_per_byte: the same per UTF-8 byte, in bits.
-        tokens_per_second: in training, without validation.
-        seconds: wall time of this process; 0 if the run had finished before.
-    """
+    """Result of a finished run."""
 
     run_dir: str
-    steps: int
-    train_loss_nats: float
-    val_loss_nats: float
+    steps: int  # optimizer steps of the whole run
+    train_loss_nats: float  # of the last step, per token
+    val_loss_nats: float  # of the last validation, per token over the whole split
     val_bits_per_byte: float
-    tokens_per_second: float
-    seconds: float
+    tokens_per_second: float  # in training, without validation
+    seconds: float  # wall time of this process; 0 if the run had finished before
 
 
 def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, check_only: bool) -> RunResult | None:
     """Train a model; everything that can be refused is refused before anything is written.
 
     Args:
-        run_dir: created here unless ``resume``.
+        run_dir: created here unless ``resume``, which continues from ``last.ckpt`` if there is one.
         flags: recorded in the run folder.
-        resume: continue from ``last.ckpt``, or from the start if there is none yet.
         check_only: stop before anything is written.
 
     Returns:
         None if only checked, and on all ranks but the first.
-
-    Raises:
-        UserError: config, data, run folder or machine do not allow the run.
     """
     started = time.monotonic()
     _check_number_of_processes(config)

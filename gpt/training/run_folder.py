@@ -60,14 +60,11 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
 
 
 def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list[str]] | None:
-    """Find the run to resume, and apply the flags to its saved config.
-
-    The run is the one named by ``run_name``, else the latest with the config's default name, else the one whose own
-    ``config.yaml`` is given. The saved config is compared with the config file and all flags: those that the run was
-    started with, then the new ones.
+    """Find the run to resume: by ``run_name``, else the latest with the config's name, or by its own ``config.yaml``.
 
     Returns:
-        The folder, the config, and all flags; None if there is no such run yet.
+        The folder, the config with all flags applied (those that the run was started with, then the new ones), and the
+        flags; None if there is no such run yet.
 
     Raises:
         UserError: a change would make it another run.
@@ -117,11 +114,7 @@ def _only(flags: list[str], *keys: str) -> list[str]:
 
 
 def make_run_dir(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
-    """Create a run folder and its config in one atomic step.
-
-    Raises:
-        UserError: another run has just created the folder.
-    """
+    """Create a run folder and its config in one atomic step."""
     run_dir.parent.mkdir(parents=True, exist_ok=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{run_dir.name}.", suffix=".tmp", dir=run_dir.parent))
     try:

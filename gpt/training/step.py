@@ -55,10 +55,7 @@ class DivergedError(UserError):
 
 
 class StepCallback(Checkpoint):
-    """What follows each optimizer step and each validation of a run.
-
-    As a ``Checkpoint`` it keeps Lightning from adding a ``ModelCheckpoint``.
-    """
+    """What follows each optimizer step and each validation; as a ``Checkpoint`` it replaces ``ModelCheckpoint``."""
 
     def __init__(self, data: TokenDataModule, run_dir: Path) -> None:
         self.training_log = TrainingLog(data.config)
@@ -69,22 +66,17 @@ class StepCallback(Checkpoint):
         self._tokenizer = data.tokenizer
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Start the log, capture the initial model, take over signals."""
         self.training_log.start(trainer)
         if self.attention and trainer.global_step == 0:
             self.attention.capture(trainer, pl_module)
         self.interruption.take_sigterm(trainer)
 
-    def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: TrainingBatch, batch_idx: int
-    ) -> None:
-        """Start the clock, which validation stops."""
+    def on_train_batch_start(self, *args: Any) -> None:
         self.training_log.start_clock()
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: TrainingBatch, batch_idx: int
     ) -> None:
-        """After the last micro-batch of a step: log, capture attention, stop if diverged, save, stop if asked to."""
         assert isinstance(pl_module, GPTModule)
         if not pl_module.completes_step(batch):
             return
@@ -96,11 +88,9 @@ class StepCallback(Checkpoint):
         self.interruption.after_step(trainer, pl_module.config)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Stop the clock."""
         self.training_log.before_validation(trainer, pl_module)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Log, sample a text, save, stop if asked to."""
         assert isinstance(pl_module, GPTModule)
         assert pl_module.evaluation is not None
         self.training_log.after_validation(trainer, pl_module.evaluation)
@@ -110,43 +100,40 @@ class StepCallback(Checkpoint):
         self.interruption.after_validation(trainer)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Capture attention where ``max_time`` ends the run."""
         self.training_log.close()
         if self.attention:
-            self.attention.after_early_end(trainer, pl_module)
+            self.attention.after_early_end(trainer, pl_module)  # max_time
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Capture attention where a signal or divergence ends the run."""
         self.training_log.close()
         if self.attention and isinstance(exception, SystemExit | DivergedError):
             self.attention.after_early_end(trainer, pl_module)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs."""
         return {"best_loss": self.checkpoints.best_loss}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore it."""
         self.checkpoints.best_loss = state_dict["best_loss"]
 
     def _stop_if_diverged(self, trainer: L.Trainer, module: GPTModule) -> None:
         if not module.is_log_due():
             return
-        step, skipped = trainer.global_step, int(module.skipped_steps)
+        step, skipped, seed = trainer.global_step, int(module.skipped_steps), module.config.seed
         if trainer.logger is not None:
             trainer.logger.log_metrics({"train/skipped_steps": skipped}, step=step)
-        if skipped > module.config.guard.max_skipped_steps:
-            if not trainer.is_global_zero:
-                raise SystemExit(0)  # the first process reports; a launcher would kill it if another one failed
-            first = int(module.first_skipped_step)
-            raise DivergedError(
-                f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} "
-                f"(global batch {first - 1} of seed {module.config.seed}); the last good checkpoint is "
-                f"{self.checkpoints.last}; lower the learning rate, or look at that batch"
-            )
+        if skipped <= module.config.guard.max_skipped_steps:
+            return
+        if not trainer.is_global_zero:
+            raise SystemExit(0)  # the first process reports; a launcher would kill it if another one failed
+        first = int(module.first_skipped_step)
+        raise DivergedError(
+            f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} (global "
+            f"batch {first - 1} of seed {seed}); the last good checkpoint is {self.checkpoints.last}; lower the "
+            "learning rate, or look at that batch"
+        )
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> None:
-        """Generate from an empty prompt, with the same seed at each validation, and write to TensorBoard's Text tab."""
+        """Generate from an empty prompt, with the same seed at each validation, for TensorBoard's Text tab."""
         try:
             request = Request(module.config.trainer.sample_tokens, _SAMPLING)
             (continuation,) = generate(module.model, self._tokenizer, [[]], request, seeds=[0])

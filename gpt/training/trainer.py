@@ -22,15 +22,7 @@ log = logging.getLogger(__name__)
 
 
 def build_trainer(config: RunConfig, run_dir: Path, callback: L.Callback, first_step: int) -> L.Trainer:
-    """Build the Trainer of a run.
-
-    Args:
-        run_dir: for the TensorBoard events.
-        first_step: events from this step on, which an interrupted run may have left, are discarded.
-
-    Raises:
-        UserError: the configured devices are not available.
-    """
+    """Build the Trainer of a run; events of an interrupted run from ``first_step`` on are discarded."""
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # windows load faster than models train
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")  # it is: it starts at a step
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
@@ -115,11 +107,7 @@ def compiler_error(device: torch.device) -> str | None:
 
 
 def wait_for_event_file_name(run_dir: Path) -> None:
-    """Wait until a new TensorBoard event file sorts behind those of the run.
-
-    TensorBoard reads event files by name, which contains the second of creation: of two files of the same second the
-    newer may be read first, and its data is then dropped.
-    """
+    """Wait for the next second, which is part of an event file's name: TensorBoard reads the files in that order."""
     seconds = [int(path.name.split(".")[3]) for path in run_dir.glob("events.out.tfevents.*")]
     if seconds and max(seconds) > time.time() + 2:
         log.warning("the clock is behind the events in %s: TensorBoard may not show the new ones", run_dir)
