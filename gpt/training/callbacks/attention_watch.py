@@ -1,10 +1,10 @@
-"""Attention maps of two probes while the model trains, for TensorBoard's Attention tab."""
+"""Capture attention maps of two probes during training, for TensorBoard's Attention tab."""
 
 import lightning as L
 
 from gpt.attention_maps.capture import capture_attention
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe
-from gpt.attention_maps.writer import Capture, write_captures
+from gpt.attention_maps.writer import write_captures
 from gpt.errors import UserError
 from gpt.training.callbacks.divergence_guard import DivergedError
 from gpt.training.callbacks.step_callback import StepCallback
@@ -13,13 +13,13 @@ from gpt.training.module import GPTModule
 
 
 class AttentionWatch(StepCallback):
-    """Captures how every head attends, without a trace in the training.
+    """Captures the attention of every head without any effect on training.
 
-    The text probe is the user's. The other one, random tokens twice over, is what induction and duplicate-token
-    scores are defined on; its maps are kept of the last step only.
+    One probe is the user's text. The other is a repeated random sequence, on which the induction and duplicate-token
+    scores are defined; its maps are written at the last step only.
 
     Args:
-        data: the run's, with its config.
+        data: the run's data, with its config.
     """
 
     def __init__(self, data: TokenDataModule) -> None:
@@ -29,68 +29,64 @@ class AttentionWatch(StepCallback):
         text_ids = text_ids[: min(MAX_PROBE_TOKENS, context_length)]
         if len(text_ids) < 2:
             raise UserError(
-                "attention maps need a probe of two tokens: attention_maps.probe_text is empty, or the context holds "
-                "one token; give some text, or set attention_maps.enabled false"
+                "attention_maps.probe_text is empty or context_length is 1; expected a probe of at least two tokens. "
+                "Give some text, or set attention_maps.enabled false"
             )
-        self.text = text_probe(tokenizer, text_ids, "text")
-        self.random = repeated_random_probe(tokenizer, data.val_windows.tokens.id_counts(), context_length)
+        text = text_probe(tokenizer, text_ids, "text")
+        random = repeated_random_probe(tokenizer, data.val_windows.tokens.id_counts(), context_length)
+        self._probes = [text] if random is None else [random, text]
         self._max_steps = config.trainer.max_steps
-        self._due = capture_steps(self._max_steps, config.attention_maps.captures)
-        self._pictures_due = picture_steps(self._max_steps)
+        self._capture_steps = capture_steps(self._max_steps, config.attention_maps.captures)
+        self._image_steps = image_steps(self._max_steps)
         self._captured_step = -1
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Capture the model as it starts."""
+        """Capture the untrained model."""
         assert isinstance(pl_module, GPTModule)
         if trainer.global_step == 0:
             self._capture(trainer, pl_module)
 
     def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
-        """Capture after the steps that are due."""
-        if trainer.global_step in self._due:
+        """Capture if the step is one of ``capture_steps``."""
+        if trainer.global_step in self._capture_steps:
             self._capture(trainer, module, is_last=trainer.global_step == self._max_steps)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Capture where the run ends early, by a time limit."""
+        """Capture the last step of a run that a time limit ended."""
         self._capture_early_end(trainer, pl_module)
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Capture where the run ends early, by a signal or because it diverged."""
+        """Capture the last step of a run that a signal or divergence ended."""
         if isinstance(exception, SystemExit | DivergedError):
             self._capture_early_end(trainer, pl_module)
 
     def _capture_early_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         assert isinstance(module, GPTModule)
-        if self._captured_step != trainer.global_step:  # of a step that is written twice TensorBoard shows one
+        if self._captured_step != trainer.global_step:  # TensorBoard shows a step once, even if it is written twice
             self._capture(trainer, module, is_last=True)
 
     def _capture(self, trainer: L.Trainer, module: GPTModule, is_last: bool = False) -> None:
         if not trainer.is_global_zero or trainer.logger is None:
             return
         step = self._captured_step = trainer.global_step
-        board = trainer.logger.experiment  # type: ignore[attr-defined]
-        probes = [probe for probe in (self.random, self.text) if probe is not None]
-        captured = capture_attention(module.model, [probe.token_ids for probe in probes])
-        captures = [
-            Capture(probe, attention, keep_maps=is_last or probe is self.text)
-            for probe, attention in zip(probes, captured, strict=True)
-        ]
-        write_captures(board, step, captures, pictures=is_last or step in self._pictures_due)
+        writer = trainer.logger.experiment  # type: ignore[attr-defined]
+        captures = capture_attention(module.model, self._probes)
+        write_captures(writer, step, captures, random_maps=is_last, image=is_last or step in self._image_steps)
 
 
 def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
-    """When to look: step 0, every power of two, the last step, and the other captures evenly between.
+    """Return the steps to capture: 0, the powers of two, the last step, and the remaining captures evenly spaced.
 
-    Heads form early and fast in some runs, late in others. Where captures are too few for that, evenly among these.
+    Heads form early and fast in some runs, late in others. With fewer captures than powers of two, a subset of these.
     """
-    ladder = sorted({0, *(2**power for power in range(max_steps.bit_length())), max_steps})
-    if captures <= len(ladder):
-        return frozenset(ladder[round(i * (len(ladder) - 1) / (captures - 1))] for i in range(captures))
-    evenly = captures - len(ladder)
-    return frozenset({*ladder, *(round(max_steps * (i + 1) / (evenly + 1)) for i in range(evenly))})
+    powers = sorted({0, *(2**power for power in range(max_steps.bit_length())), max_steps})
+    if captures <= len(powers):
+        return frozenset(powers[round(i * (len(powers) - 1) / (captures - 1))] for i in range(captures))
+    evenly = captures - len(powers)
+    return frozenset({*powers, *(round(max_steps * (i + 1) / (evenly + 1)) for i in range(evenly))})
 
 
-def picture_steps(max_steps: int) -> frozenset[int]:
-    """Step 0, the last eight powers of two and the last step: ten, because a stock TensorBoard keeps ten images."""
+def image_steps(max_steps: int) -> frozenset[int]:
+    """Return step 0, the last eight powers of two and the last step: TensorBoard keeps ten images by default."""
     powers = [2**power for power in range(max_steps.bit_length()) if 2**power < max_steps]
     return frozenset({0, *powers[-8:], max_steps})
