@@ -14,7 +14,7 @@ import pytest
 
 from gpt.attention_maps.tensorboard_plugin import AttentionLoader
 from tests.attention_events import read_captures, unpack_layer
-from tests.serving import get, write_test_runs, tensorboard, wait_for_runs, write_run
+from tests.serving import get, tensorboard, wait_for_runs, write_run, write_test_runs
 
 Served = tuple[str, Path]
 ROOT = Path(__file__).parent.parent
