@@ -80,8 +80,8 @@ def test_the_last_capture_is_of_the_final_weights(tiny_run: Path) -> None:
 
 
 def test_summaries_over_heads_follow_from_the_scores(tiny_run: Path) -> None:
-    board = events(tiny_run)
-    tags = [tag for tag in board.Tags()["scalars"] if tag.startswith("heads/")]
+    run = events(tiny_run)
+    tags = [tag for tag in run.Tags()["scalars"] if tag.startswith("heads/")]
     assert 8 <= len(tags) <= 16
     captures = read_captures(tiny_run)
     (random,) = (written for written in captures.values() if written[0].series["probe"] == "random")

@@ -9,7 +9,7 @@ from gpt.attention_maps.probes import Probe
 from gpt.attention_maps.writer import attention_image, write_captures
 from tests.attention_events import read_captures
 
-BRIGHT, DARK = 255, 0
+BRIGHT = 255
 
 
 def _previous_token_map(length: int) -> np.ndarray:
@@ -36,11 +36,11 @@ def test_brightness_is_the_square_root_of_the_weight() -> None:
 
 
 def test_the_image_has_a_row_per_layer_and_a_column_per_head() -> None:
-    maps = np.broadcast_to(np.tril(np.full((8, 8), 0.25, np.float32)), (2, 3, 8, 8)).copy()
+    maps = np.broadcast_to(np.tril(np.full((8, 8), 0.5, np.float32)), (2, 3, 8, 8)).copy()
     scale = 512 // (3 * 8)
     image = np.asarray(attention_image(maps))
     assert image.shape == (2 * (8 * scale + 6), 3 * (8 * scale + 6))
-    assert (image == 128).sum() == 2 * 3 * 36 * scale**2
+    assert (image == 180).sum() == 2 * 3 * 36 * scale**2
     maps[1, 2] = np.eye(8)
     changed = np.argwhere(np.asarray(attention_image(maps)) != image)
     assert changed.min(0).tolist() == [8 * scale + 6 + 3, 2 * (8 * scale + 6) + 3]

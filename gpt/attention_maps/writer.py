@@ -69,7 +69,7 @@ def attention_image(maps: NDArray[np.float32]) -> Image.Image:
     scale = max(1, _IMAGE_PIXELS // (max(num_layers, num_heads) * T))
     pixels = (np.sqrt(np.nan_to_num(maps)) * 255).round().astype(np.uint8)
     enlarged = pixels.repeat(scale, axis=2).repeat(scale, axis=3)
-    framed = np.pad(enlarged, ((0, 0), (0, 0), (3, 3), (3, 3)), constant_values=255)  # (L, H, height, width)
+    framed = np.pad(enlarged, ((0, 0), (0, 0), (3, 3), (3, 3)), constant_values=128)  # (L, H, height, width)
     return Image.fromarray(framed.swapaxes(1, 2).reshape(num_layers * framed.shape[2], -1))
 
 
