@@ -1,17 +1,20 @@
-"""What the tests of watching share: reading event files back, with TensorBoard's own reader."""
+"""Read captures back from event files with TensorBoard's own reader."""
 
+import gzip
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
 from gpt.attention_maps import event_format
 
 
 @dataclass(frozen=True)
-class Written:
-    """One capture as it lies in a file."""
+class WrittenCapture:
+    """One capture of a series, as an event file holds it."""
 
     step: int
     series: dict[str, Any]
@@ -19,9 +22,9 @@ class Written:
     layers: list[bytes]
 
 
-def read_captures(run_dir: Path) -> dict[str, list[Written]]:
-    """Every series of a run: tag to its captures in the order in which they were written."""
-    captures: dict[str, list[Written]] = {}
+def read_captures(run_dir: Path) -> dict[str, list[WrittenCapture]]:
+    """Read every series of a run: tag to its captures, in the order in which they were written."""
+    captures: dict[str, list[WrittenCapture]] = {}
     contents: dict[str, bytes] = {}
     for path in sorted(run_dir.glob("events.out.tfevents.*")):
         for event in EventFileLoader(str(path)).Load():
@@ -33,6 +36,16 @@ def read_captures(run_dir: Path) -> dict[str, list[Written]]:
                 series = event_format.unpack_series(contents[value.tag])
                 scores, *layers = value.tensor.string_val
                 captures.setdefault(value.tag, []).append(
-                    Written(event.step, series, event_format.unpack_scores(scores), layers)
+                    WrittenCapture(event.step, series, event_format.unpack_scores(scores), layers)
                 )
     return captures
+
+
+def unpack_layer(blob: bytes, num_heads: int) -> np.ndarray:
+    """Unpack ``event_format.pack_layer``: (H, T, T) float32, each weight within 0.004."""
+    packed = np.frombuffer(gzip.decompress(blob), dtype=np.uint8).reshape(num_heads, -1)
+    T = (math.isqrt(8 * packed.shape[1] + 1) - 1) // 2
+    maps = np.zeros((num_heads, T, T), dtype=np.float32)
+    rows, columns = np.tril_indices(T)
+    maps[:, rows, columns] = (packed.astype(np.float32) / 255) ** 2
+    return maps

@@ -1,6 +1,6 @@
-"""The README's pictures of the Attention tab, from the quickstart's run: python -m tests.screenshots checkpoints.
+"""Take the README's images of the Attention tab, from the quickstart run: python -m tests.screenshots checkpoints.
 
-Needs Chromium, and a finished run called quickstart.
+Needs Chromium and a finished run named quickstart.
 """
 
 import io
@@ -19,7 +19,7 @@ HEAD = {"run": "quickstart", "layer": 0, "head": 1, "token": 35}
 
 
 def main(logdir: Path) -> None:
-    """Take them."""
+    """Take both images."""
     with tensorboard(logdir) as address, sync_playwright() as playwright:
         wait_for_runs(address, {"quickstart"})
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
@@ -46,8 +46,8 @@ def _open(page: Page, address: str, view: dict[str, Any]) -> None:
 
 
 def _save(png: bytes, name: str) -> None:
-    picture = Image.open(io.BytesIO(png)).convert("RGB")
-    picture.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+    image = Image.open(io.BytesIO(png)).convert("RGB")
+    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
         IMAGES / f"{name}.png", optimize=True
     )
 

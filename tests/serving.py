@@ -1,4 +1,4 @@
-"""What the tests of the Attention tab share: folders of runs, good and bad, and a TensorBoard that serves them."""
+"""Helpers for tests of the Attention tab: valid and damaged run folders, and a TensorBoard that serves them."""
 
 import json
 import os
@@ -19,36 +19,37 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from gpt.attention_maps.capture import Attention
+from gpt.attention_maps.capture import Capture
 from gpt.attention_maps.probes import Probe
-from gpt.attention_maps.writer import Capture, write_captures
+from gpt.attention_maps.writer import write_captures
 
 
-def synthetic_attention(layers: int, heads: int, length: int, seed: int) -> Attention:
-    """Attention of no model: random, causal."""
+def synthetic_capture(probe: Probe, layers: int, heads: int, seed: int) -> Capture:
+    """Random causal attention."""
+    length = len(probe.token_ids)
     logits = torch.randn(layers, heads, length, length, generator=torch.Generator().manual_seed(seed)) * 2
     logits = logits.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
-    return Attention(logits.softmax(-1), logits.amax((-2, -1)))
+    return Capture(probe, logits.softmax(-1), logits.amax((-2, -1)))
 
 
 def write_run(
     run_dir: Path, steps: Sequence[int], layers: int = 2, heads: int = 2, labels: Sequence[str] = "abcd"
 ) -> None:
-    """A run whose text is a few labels."""
+    """Write a run with synthetic captures of one text probe."""
     length = len(labels)
     probe = Probe("text", tuple(range(length)), tuple(labels), ("",) * length)
-    with SummaryWriter(str(run_dir)) as board:
+    with SummaryWriter(str(run_dir)) as writer:
         for step in steps:
-            write_captures(board, step, [Capture(probe, synthetic_attention(layers, heads, length, step))])
+            write_captures(writer, step, [synthetic_capture(probe, layers, heads, seed=step)])
 
 
-def odd_runs(tiny_run: Path, folder: Path) -> None:
-    """Beside a real run everything that a folder may hold when something has gone wrong, or is just large."""
+def write_test_runs(tiny_run: Path, folder: Path) -> None:
+    """Fill a folder with a real run, damaged runs, a run of another shape and a long run."""
     shutil.copytree(tiny_run, folder / "real")
     (folder / "empty").mkdir()
     shutil.copytree(tiny_run, folder / "half")
     (file,) = (folder / "half").glob("events.*")
-    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * 0.7)])  # its writer was killed
+    file.write_bytes(file.read_bytes()[: int(file.stat().st_size * 0.7)])  # as after a killed writer
     (folder / "garbage").mkdir()
     (folder / "garbage" / "events.out.tfevents.1.x").write_bytes(os.urandom(1000))
     write_run(folder / "other_shape", [0, 5], layers=3, heads=5, labels=["<start>", "<script>alert(1)</script>", "·c"])
@@ -57,7 +58,7 @@ def odd_runs(tiny_run: Path, folder: Path) -> None:
 
 @contextmanager
 def tensorboard(logdir: Path, *flags: str) -> Iterator[str]:
-    """Serve a folder; the address, without a slash at its end."""
+    """Serve a folder with TensorBoard and yield its URL, without a trailing slash."""
     command = [
         str(Path(sys.executable).with_name("tensorboard")),
         "--logdir",
@@ -81,7 +82,7 @@ def tensorboard(logdir: Path, *flags: str) -> Iterator[str]:
 
 
 def get(address: str, route: str, **parameters: Any) -> tuple[int, bytes]:
-    """Status and body, unpacked, of a route of the tab's."""
+    """Request a route of the tab: status and body."""
     url = f"{address}/data/plugin/attention/{route}?{urllib.parse.urlencode(parameters)}"
     try:
         with urllib.request.urlopen(url) as response:
@@ -91,7 +92,7 @@ def get(address: str, route: str, **parameters: Any) -> tuple[int, bytes]:
 
 
 def wait_for_runs(address: str, names: set[str]) -> dict[str, Any]:
-    """What the server lists once it has read these runs."""
+    """Wait until the server lists these runs, and return its list."""
     deadline = time.monotonic() + 60
     while True:
         runs = json.loads(get(address, "series")[1])

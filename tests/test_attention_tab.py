@@ -1,4 +1,4 @@
-"""The Attention tab as a person uses it: a real browser on a real TensorBoard on a real run."""
+"""The Attention tab end to end: Chromium, a running TensorBoard, and a trained run."""
 
 import re
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.conftest import chromium
-from tests.serving import odd_runs, tensorboard, wait_for_runs, write_run
+from tests.serving import tensorboard, wait_for_runs, write_run, write_test_runs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page
@@ -31,7 +31,7 @@ def browser() -> "Iterator[Browser]":
 def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("tab") / "runs"
     folder.mkdir()
-    odd_runs(tiny_run, folder)
+    write_test_runs(tiny_run, folder)
     with tensorboard(folder) as address:
         wait_for_runs(address, {"real", "half", "other_shape", "long"})
         yield address
@@ -39,12 +39,12 @@ def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def page(browser: "Browser") -> "Iterator[Page]":
-    """A page that fails the test if its console has an error of ours."""
+    """A page that fails the test if its console shows an error."""
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
     errors: list[str] = []
 
     def note(message: "ConsoleMessage") -> None:
-        # A page of its own, without TensorBoard around it, has no icon.
+        # Outside TensorBoard the page has no icon.
         if message.type == "error" and "favicon" not in message.location["url"]:
             errors.append(f"{message.text} ({message.location['url']})")
 
@@ -56,24 +56,24 @@ def page(browser: "Browser") -> "Iterator[Page]":
     assert errors == []
 
 
-def _open(page: "Page", address: str, whole: bool = False, **parts: object) -> "Page | FrameLocator":
-    """The tab, drawn: alone, which loads faster, or in the whole of TensorBoard."""
+def _open(page: "Page", address: str, in_tensorboard: bool = False, **parts: object) -> "Page | FrameLocator":
+    """Open the tab and wait until it is drawn: inside TensorBoard, or alone, which loads faster."""
     fragment = "&".join(["attention", *(f"p.attention.{name}={value}" for name, value in parts.items())])
-    page.goto("about:blank")  # what differs after # only would not be loaded again
-    page.goto(f"{address}/{'' if whole else 'data/plugin_entry.html?name=attention'}#{fragment}")
-    tab = page.frame_locator("iframe[src*='name=attention']") if whole else page
+    page.goto("about:blank")  # a change of only the fragment would not reload the page
+    page.goto(f"{address}/{'' if in_tensorboard else 'data/plugin_entry.html?name=attention'}#{fragment}")
+    tab = page.frame_locator("iframe[src*='name=attention']") if in_tensorboard else page
     tab.locator(".step").first.filter(has_text="step").wait_for(timeout=WAIT)
     page.wait_for_function("() => location.hash.includes('p.attention.head')", timeout=WAIT)
     return tab
 
 
-def _picture(frame: "Page | FrameLocator") -> str:
-    """What the large map shows, as one string."""
+def _map_image(frame: "Page | FrameLocator") -> str:
+    """The large map as a data URL."""
     return frame.locator("canvas.map").first.evaluate("c => c.toDataURL()")
 
 
 def _colours(frame: "Page | FrameLocator") -> set[tuple[int, ...]]:
-    """The colours in the large map."""
+    """The colours of the large map."""
     script = """c => {
         const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
         return [...new Set(new Uint32Array(data.buffer))].map(n => [n & 255, (n >> 8) & 255, (n >> 16) & 255]);
@@ -83,48 +83,46 @@ def _colours(frame: "Page | FrameLocator") -> set[tuple[int, ...]]:
 
 def _wait_until_changed(page: "Page", frame: "Page | FrameLocator", before: str) -> str:
     for _ in range(100):
-        if (now := _picture(frame)) != before:
+        if (now := _map_image(frame)) != before:
             return now
         page.wait_for_timeout(50)
-    raise AssertionError("the map stays the same")
+    raise AssertionError("the map did not change")
 
 
 def _move_slider(frame: "Page | FrameLocator", index: int) -> None:
-    slider = frame.get_by_label("step of the view", exact=True)
+    slider = frame.get_by_label("step of main view", exact=True)
     slider.evaluate(f"e => {{ e.value = {index}; e.dispatchEvent(new Event('input')); }}")
 
 
-def test_the_tab_is_there_and_its_map_is_drawn(page: "Page", served: str) -> None:
+def test_the_tab_is_listed_and_draws_a_map(page: "Page", served: str) -> None:
     page.goto(served)
     page.get_by_role("tab", name="Attention").click(timeout=WAIT)
     page.frame_locator("iframe[src*='name=attention']").locator(".step").first.wait_for(timeout=WAIT)
-    frame = _open(page, served, whole=True, run="real")
+    frame = _open(page, served, in_tensorboard=True, run="real")
     assert frame.locator(".step").first.inner_text() == "step 30 (4 of 4)"
     assert frame.locator(".tile").count() == 4
     assert len(_colours(frame)) > 10
-    assert (208, 208, 208) in _colours(frame)  # the future
+    assert (208, 208, 208) in _colours(frame)  # masked future keys
 
 
 def test_the_slider_changes_the_map_and_the_address(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real")
-    last = _picture(frame)
+    last = _map_image(frame)
     _move_slider(frame, 0)
     first = _wait_until_changed(page, frame, last)
     assert frame.locator(".step").first.inner_text() == "step 0 (1 of 4)"
     assert not frame.get_by_label("follow latest").first.is_checked()
     page.wait_for_function("() => location.hash.includes('p.attention.step=0')")
-    frame.get_by_label("one capture on").first.click()
+    frame.get_by_label("next capture").first.click()
     assert _wait_until_changed(page, frame, first) != last
     assert "step 2 " in frame.locator(".step").first.inner_text()
 
 
-def test_the_first_map_is_even_as_a_new_model_is(page: "Page", served: str) -> None:
-    """The canvas against the closed form: at step 0 row i is 1/(i+1), and its colour that of sqrt(1/(i+1))."""
-    from gpt.attention_maps.images import _colours as colours
-
+def test_the_map_of_an_untrained_model_is_uniform(page: "Page", served: str) -> None:
+    """Compare the canvas with the closed form: at step 0 row i is 1/(i+1), drawn in the colour of sqrt(1/(i+1))."""
     frame = _open(page, served, run="real", step=0, token=0)
     page.wait_for_timeout(300)
-    where = frame.locator("canvas.map").first.evaluate(
+    pixels = frame.locator("canvas.map").first.evaluate(
         """c => {
             const size = 23, ratio = devicePixelRatio, context = c.getContext('2d');
             const cell = Math.floor(576 / size), margin = c.width / ratio - 2 - size * cell;
@@ -132,36 +130,40 @@ def test_the_first_map_is_even_as_a_new_model_is(page: "Page", served: str) -> N
                 (margin + (i + 0.5) * cell) * ratio, 1, 1).data.slice(0, 3)));
         }"""
     )
-    for row, pixel in zip([3, 8, 20], where, strict=True):
-        expected = colours((1 / (row + 1)) ** 0.5)
-        assert max(abs(a - b) for a, b in zip(pixel, expected, strict=True)) <= 12  # nearly even: weights are small
+    colours = page.evaluate(
+        "async shades => { const { colour } = await import('./colours.js'); return shades.map(colour); }",
+        [0, 0.5, 1, *((1 / (row + 1)) ** 0.5 for row in [3, 8, 20])],
+    )
+    assert colours[:3] == [[0, 34, 78], [112, 113, 115], [254, 232, 56]]  # cividis
+    for pixel, expected in zip(pixels, colours[3:], strict=True):
+        assert max(abs(a - b) for a, b in zip(pixel, expected, strict=True)) <= 12  # initial weights are small, not 0
 
 
-def test_hovering_lights_tokens_and_a_click_keeps_them(page: "Page", served: str) -> None:
+def test_hovering_highlights_tokens_and_a_click_pins_one(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real")
     strip = frame.locator(".strip").first
-    lit = "s => [...s.children].map(t => t.style.background).join()"
-    before = strip.evaluate(lit)
+    highlights = "s => [...s.children].map(t => t.style.background).join()"
+    before = strip.evaluate(highlights)
     box = frame.locator("canvas.map").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
     page.wait_for_timeout(300)
-    hovered = strip.evaluate(lit)
+    hovered = strip.evaluate(highlights)
     assert hovered != before
-    assert re.search(r"\d+ “.*” → \d+ “.*”: 0\.\d{3}", frame.locator(".tip").first.inner_text())
-    assert "looks at" in frame.locator(".reading").first.inner_text()
+    assert re.search(r"\d+ “.*” → \d+ “.*”: 0\.\d{3}", frame.locator(".tooltip").first.inner_text())
+    assert "attends to" in frame.locator(".summary").first.inner_text()
     page.mouse.click(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
     page.mouse.move(5, 5)
     page.wait_for_timeout(300)
-    assert strip.evaluate(lit) == hovered
+    assert strip.evaluate(highlights) == hovered
     page.wait_for_function("() => location.hash.includes('p.attention.token=')")
-    frame.get_by_label("A token shows").select_option("key")
+    frame.get_by_label("Selected token is").select_option("key")
     page.wait_for_timeout(300)
-    assert "is looked at by" in frame.locator(".reading").first.inner_text()
+    assert "is attended to by" in frame.locator(".summary").first.inner_text()
     page.keyboard.press("Escape")
 
 
-def test_keys_move_between_heads_and_captures(page: "Page", served: str) -> None:
+def test_keys_select_heads_captures_and_tokens(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real", layer=0, head=0)
     frame.locator(".tile").first.focus()
     for key, title in [
@@ -180,18 +182,18 @@ def test_keys_move_between_heads_and_captures(page: "Page", served: str) -> None
     strip.focus()
     page.keyboard.press("Home")
     page.keyboard.press("ArrowRight")
-    frame.locator(".reading").first.filter(has_text=re.compile("^1 “")).wait_for(timeout=WAIT)
+    frame.locator(".summary").first.filter(has_text=re.compile("^1 “")).wait_for(timeout=WAIT)
 
 
-def test_an_address_brings_back_the_view(page: "Page", served: str) -> None:
+def test_an_address_restores_the_view(page: "Page", served: str) -> None:
     view = {"run": "real", "step": 8, "layer": 1, "head": 0, "metric": "sink", "sorted": 1, "scale": "log", "token": 3}
-    frame = _open(page, served, whole=True, **view, mute=1)
+    frame = _open(page, served, in_tensorboard=True, **view, mute=1)
     assert frame.locator(".step").first.inner_text() == "step 8 (3 of 4)"
     assert frame.get_by_role("heading", name="Layer 1, head 0").first.is_visible()
     assert frame.get_by_label("Brightness").input_value() == "log"
-    assert frame.get_by_label("mute token 0").is_checked()
+    assert frame.get_by_label("mask token 0").is_checked()
     assert frame.locator(".grid.sorted").count() == 1
-    assert frame.locator(".reading").first.inner_text().startswith("3 “")
+    assert frame.locator(".summary").first.inner_text().startswith("3 “")
     for name, value in view.items():
         assert f"p.attention.{name}={value}" in page.url
 
@@ -203,31 +205,31 @@ def test_heads_are_sorted_and_filtered_by_score(page: "Page", served: str) -> No
     assert len(values) == 15
     assert values == sorted(values, reverse=True)
     middle = sorted(values)[7]
-    slider = frame.get_by_label("at least")
+    slider = frame.get_by_label("minimum")
     slider.evaluate(f"e => {{ e.value = {middle}; e.dispatchEvent(new Event('input')); }}")
     page.wait_for_timeout(400)
     assert 5 <= frame.locator(".tile").count() <= 9
 
 
-def test_muting_token_0_shares_its_weight_out(page: "Page", served: str) -> None:
+def test_masking_token_0_renormalises_the_other_weights(page: "Page", served: str) -> None:
     frame = _open(page, served, run="other_shape", layer=0, head=0, token=2)
-    reading = frame.locator(".reading").first
-    plain = reading.inner_text()
-    frame.get_by_label("mute token 0").check()
+    summary = frame.locator(".summary").first
+    unmasked = summary.inner_text()
+    frame.get_by_label("mask token 0").check()
     page.wait_for_timeout(300)
-    muted = reading.inner_text()
-    assert "0 “<start>”" in plain
-    assert "0 “<start>”" not in muted
-    assert sum(float(w) for w in re.findall(r"” (\d\.\d\d)", muted)) == pytest.approx(1, abs=0.02)
+    masked = summary.inner_text()
+    assert "0 “<start>”" in unmasked
+    assert "0 “<start>”" not in masked
+    assert sum(float(w) for w in re.findall(r"” (\d\.\d\d)", masked)) == pytest.approx(1, abs=0.02)
 
 
-def test_a_token_is_text_whatever_it_says(page: "Page", served: str) -> None:
+def test_a_token_of_markup_is_shown_as_text(page: "Page", served: str) -> None:
     frame = _open(page, served, run="other_shape")
     assert frame.locator(".token").all_inner_texts() == ["<start>", "<script>alert(1)</script>", "·c"]
     assert frame.locator("script:has-text('alert')").count() == 0
 
 
-def test_the_repeated_random_tokens_have_scores_at_every_step_and_maps_at_the_last(page: "Page", served: str) -> None:
+def test_the_repeated_random_sequence_has_scores_at_every_step_and_maps_at_the_last(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real")
     select = frame.get_by_label("Probe").first
     tags = select.evaluate("s => [...s.options].map(o => o.value)")
@@ -236,12 +238,12 @@ def test_the_repeated_random_tokens_have_scores_at_every_step_and_maps_at_the_la
     frame.locator(".token").nth(30).wait_for(timeout=WAIT)
     assert len(_colours(frame)) > 10
     _move_slider(frame, 1)
-    frame.locator(".note").first.filter(has_text="maps at the last one only").wait_for(timeout=WAIT)
+    frame.locator(".note").first.filter(has_text="maps at the last step only").wait_for(timeout=WAIT)
     rows = frame.locator("table.scores").first.locator("tbody tr").all_inner_texts()
     assert any(re.search(r"induction\s+0\.\d\d", row) for row in rows)
 
 
-def test_two_steps_side_by_side(page: "Page", served: str) -> None:
+def test_two_steps_or_runs_are_compared_side_by_side(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real")
     frame.get_by_label("compare with another step or run").check()
     second = frame.locator("section.panel").nth(1)
@@ -261,7 +263,7 @@ def test_500_captures_play(page: "Page", served: str) -> None:
 
 
 def test_the_tab_is_dark_when_tensorboard_is(page: "Page", served: str) -> None:
-    frame = _open(page, served, whole=True, run="real")
+    frame = _open(page, served, in_tensorboard=True, run="real")
     background = "b => getComputedStyle(b).backgroundColor"
     assert frame.locator("body").evaluate(background) == "rgb(255, 255, 255)"
     page.evaluate("document.body.classList.add('dark-mode')")
@@ -269,21 +271,23 @@ def test_the_tab_is_dark_when_tensorboard_is(page: "Page", served: str) -> None:
     assert frame.locator("body").evaluate(background) == "rgb(48, 48, 48)"
 
 
-def test_what_a_running_training_writes_appears(browser: "Browser", page: "Page", tmp_path: Path) -> None:
+def test_new_captures_of_a_running_training_appear(browser: "Browser", page: "Page", tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     write_run(folder / "run", [0, 1])
     with tensorboard(folder) as address:
         wait_for_runs(address, {"run"})
         frame = _open(page, address)
         frame.locator(".step").first.filter(has_text="step 1 (2 of 2)").wait_for(timeout=WAIT)
-        page.wait_for_timeout(1100)  # a file's name has the second
+        page.wait_for_timeout(1100)  # event file names have a resolution of one second
         write_run(folder / "run", [2, 3, 5])
         frame.locator(".step").first.filter(has_text="step 5 (5 of 5)").wait_for(timeout=WAIT)
-        frame.get_by_label("one capture back").first.click()
+        frame.get_by_label("previous capture").first.click()
         frame.locator(".step").first.filter(has_text="step 3 ").wait_for(timeout=WAIT)
         page.wait_for_timeout(1100)
         write_run(folder / "run", [8])
-        frame.locator(".step").first.filter(has_text="(4 of 6)").wait_for(timeout=WAIT)  # it stays where one looks
+        frame.locator(".step").first.filter(has_text="(4 of 6)").wait_for(
+            timeout=WAIT
+        )  # the selected step does not change
         frame.get_by_label("follow latest").first.check()
         frame.locator(".step").first.filter(has_text="step 8 ").wait_for(timeout=WAIT)
-        page.goto("about:blank")  # before the server goes
+        page.goto("about:blank")  # before the server stops

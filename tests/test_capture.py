@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from gpt.attention_maps.capture import attention_maps, capture_attention, causal_attention_logits
+from gpt.attention_maps.probes import Probe
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
@@ -21,14 +22,18 @@ def model() -> GPT:
 TOKEN_IDS = torch.randint(0, 50, (2, 17), generator=torch.Generator().manual_seed(1))
 
 
-def test_rows_sum_to_one_and_the_future_is_exactly_zero(model: GPT) -> None:
+def _probe(token_ids: list[int]) -> Probe:
+    return Probe("text", tuple(token_ids), ("",) * len(token_ids), ("",) * len(token_ids))
+
+
+def test_rows_sum_to_one_and_future_keys_are_exactly_zero(model: GPT) -> None:
     maps = attention_maps(model, TOKEN_IDS)
     assert maps.shape == (3, 2, 4, 17, 17)
     torch.testing.assert_close(maps.sum(-1), torch.ones(3, 2, 4, 17))
     assert torch.equal(maps.triu(1), torch.zeros_like(maps))
 
 
-def test_weights_times_values_is_what_the_fused_path_puts_out(model: GPT) -> None:
+def test_maps_times_values_is_the_fused_output(model: GPT) -> None:
     model.eval()
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -47,7 +52,7 @@ def test_weights_times_values_is_what_the_fused_path_puts_out(model: GPT) -> Non
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_model_is_left_as_it_was(model: GPT, training: bool) -> None:
+def test_the_model_is_restored(model: GPT, training: bool) -> None:
     model.train(training)
     state = torch.get_rng_state()
     first, second = attention_maps(model, TOKEN_IDS), attention_maps(model, TOKEN_IDS)
@@ -57,7 +62,7 @@ def test_the_model_is_left_as_it_was(model: GPT, training: bool) -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
-def test_the_model_is_left_as_it_was_after_a_failure(model: GPT) -> None:
+def test_the_model_is_restored_after_an_error(model: GPT) -> None:
     model.train()
     with pytest.raises(ValueError, match=r"21.*20"):
         attention_maps(model, torch.zeros(1, 21, dtype=torch.long))
@@ -65,7 +70,7 @@ def test_the_model_is_left_as_it_was_after_a_failure(model: GPT) -> None:
     assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
 
 
-def test_transformers_agrees(model: GPT) -> None:
+def test_maps_equal_those_of_transformers(model: GPT) -> None:
     from tests.test_transformer import huggingface_twin
 
     ours, theirs = huggingface_twin(
@@ -78,15 +83,17 @@ def test_transformers_agrees(model: GPT) -> None:
     torch.testing.assert_close(attention_maps(ours, token_ids), expected, atol=1e-5, rtol=1e-4)
 
 
-def test_texts_of_different_lengths_are_each_as_if_alone(model: GPT) -> None:
+def test_probes_of_different_lengths_do_not_affect_each_other(model: GPT) -> None:
     texts = [[1, 2, 3], list(range(17)), [4, 5]]
-    for text, attention in zip(texts, capture_attention(model, texts), strict=True):
+    probes = [_probe(text) for text in texts]
+    for text, probe, capture in zip(texts, probes, capture_attention(model, probes), strict=True):
         alone = attention_maps(model, torch.tensor([text]))[:, 0]
-        torch.testing.assert_close(attention.maps, alone, atol=1e-6, rtol=1e-5)
-        assert attention.maps.shape == (3, 4, len(text), len(text))
+        torch.testing.assert_close(capture.maps, alone, atol=1e-6, rtol=1e-5)
+        assert capture.maps.shape == (3, 4, len(text), len(text))
+        assert capture.probe is probe
 
 
-def test_the_largest_logit_is_of_a_pair_that_may_be_seen(model: GPT) -> None:
+def test_the_largest_logit_ignores_future_keys(model: GPT) -> None:
     model.eval()
     seen: list[torch.Tensor] = []
     hook = model.transformer.blocks[0].attention.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
@@ -100,10 +107,10 @@ def test_the_largest_logit_is_of_a_pair_that_may_be_seen(model: GPT) -> None:
     expected = [
         max(float(queries[0, h, i] @ keys[0, h, j]) / 8**0.5 for i in range(17) for j in range(i + 1)) for h in range(4)
     ]
-    assert capture_attention(model, [ids])[0].max_logits[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert capture_attention(model, [_probe(ids)])[0].max_logits[0].tolist() == pytest.approx(expected, abs=1e-5)
 
 
-def test_attention_weights_times_values_is_the_fused_output() -> None:
+def test_softmax_of_the_logits_times_values_is_the_fused_output() -> None:
     torch.manual_seed(3)
     attention = MultiHeadAttention(12, 12, 20, 0.0, num_heads=3, qkv_bias=True)
     x = torch.randn(2, 20, 12)

@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.attention_maps import event_format
+from gpt.attention_maps.probes import Probe
+from tests.attention_events import unpack_layer
 
 DAMAGED = bytearray(gzip.compress(b'{"sink": [[0.5]]}' * 9))
 DAMAGED[12] ^= 0xFF
@@ -20,29 +22,29 @@ def _maps(H: int, T: int, seed: int = 0) -> np.ndarray:
 
 
 @given(st.integers(1, 5), st.integers(1, 40), st.integers(0, 100))
-def test_a_layer_comes_back_within_what_a_byte_can_hold(H: int, T: int, seed: int) -> None:
+def test_unpacking_a_layer_restores_it_within_a_byte_s_precision(H: int, T: int, seed: int) -> None:
     maps = _maps(H, T, seed)
-    back = event_format.unpack_layer(event_format.pack_layer(maps), H)
-    assert back.shape == maps.shape
-    assert back.dtype == np.float32
-    assert np.abs(back - maps).max() < 0.004
-    assert not np.triu(back, 1).any()
+    unpacked = unpack_layer(event_format.pack_layer(maps), H)
+    assert unpacked.shape == maps.shape
+    assert unpacked.dtype == np.float32
+    assert np.abs(unpacked - maps).max() < 0.004
+    assert not np.triu(unpacked, 1).any()
 
 
-def test_the_packed_bytes_are_the_documented_ones() -> None:
+def test_packed_bytes_follow_the_documented_format() -> None:
     maps = np.array([[[1, 0], [0.25, 0.75]], [[1, 0], [0, 1]]], dtype=np.float32)
     packed = gzip.decompress(event_format.pack_layer(maps))
     assert list(packed) == [255, 128, 221, 255, 0, 255]  # 255 * sqrt(w): one head after the other, row by row
 
 
-def test_what_is_not_a_number_packs_as_nothing() -> None:
+def test_nan_weights_pack_as_zero_and_nan_scores_as_null() -> None:
     maps = np.full((1, 3, 3), np.nan, dtype=np.float32)
-    assert not event_format.unpack_layer(event_format.pack_layer(maps), 1).any()
+    assert not unpack_layer(event_format.pack_layer(maps), 1).any()
     scores = event_format.pack_scores({"sink": np.array([[np.nan, np.inf, 0.123456]], dtype=np.float32)})
     assert event_format.unpack_scores(scores) == {"sink": [[None, None, 0.1235]]}
 
 
-def test_the_same_packs_to_the_same_bytes() -> None:
+def test_packing_is_deterministic() -> None:
     maps = _maps(2, 9)
     assert event_format.pack_layer(maps) == event_format.pack_layer(maps)
 
@@ -54,13 +56,13 @@ def test_damaged_scores_are_refused(blob: bytes) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format_version": 2}', b"\xff"])
-def test_another_series_is_refused(content: bytes) -> None:
+def test_unknown_metadata_is_refused(content: bytes) -> None:
     with pytest.raises(ValueError):
         event_format.unpack_series(content)
 
 
-def test_a_series_comes_back() -> None:
-    content = event_format.pack_series("text", ["<start>", "‹F0›"], ["", "🙂"], False, 1)
+def test_unpacking_a_series_restores_the_probe() -> None:
+    content = event_format.pack_series(Probe("text", (0, 1), ("<start>", "‹F0›"), ("", "🙂"), generated_from=1))
     assert event_format.unpack_series(content) == {
         "format_version": 1,
         "probe": "text",
@@ -72,15 +74,28 @@ def test_a_series_comes_back() -> None:
     assert json.loads(content)
 
 
-def test_another_text_is_another_series() -> None:
-    tags = {event_format.series_tag("text", ids) for ids in ([1, 2], [2, 1], [1, 2, 3], [12])}
+def _tag(*token_ids: int, generated_from: int | None = None) -> str:
+    return event_format.series_tag(Probe("text", token_ids, (), (), generated_from=generated_from))
+
+
+def test_each_text_is_a_series_of_its_own() -> None:
+    tags = {_tag(1, 2), _tag(2, 1), _tag(1, 2, 3), _tag(12)}
     assert len(tags) == 4
-    assert len({event_format.series_tag("generated", [1, 2, 3], start) for start in (None, 1, 2)}) == 3
-    assert event_format.series_tag("text", [1, 2]) == event_format.series_tag("text", (1, 2))
+    assert len({_tag(1, 2, 3, generated_from=start) for start in (None, 1, 2)}) == 3
     assert all(tag.startswith("attention/text-") for tag in tags)
 
 
-def test_two_hundred_captures_of_gpt2_small_stay_under_60_megabytes() -> None:
-    # Rows that are neither even nor one-hot, which compress worst.
+def test_tags_and_metadata_are_those_of_earlier_versions() -> None:
+    probe = Probe("generated", (256, 104, 105), ("<start>", "h", "i"), ("", "", ""), generated_from=2)
+    assert _tag(256, 104, 105) == "attention/text-e8523bfa"
+    assert event_format.series_tag(probe) == "attention/generated-8c6bbdc6"
+    assert event_format.pack_series(probe) == (
+        b'{"format_version": 1, "probe": "generated", "labels": ["<start>", "h", "i"], '
+        b'"characters": ["", "", ""], "repeats": false, "generated_from": 2}'
+    )
+
+
+def test_200_captures_of_gpt2_small_take_less_than_60_megabytes() -> None:
+    # Rows that are neither uniform nor one-hot compress worst.
     layer = event_format.pack_layer(_maps(12, 64))
     assert 200 * 12 * len(layer) < 60e6

@@ -1,4 +1,4 @@
-"""Ideal heads and the even head, on the probe that the notes' table is for: end of text, r1..r32, r1..r32."""
+"""Ideal heads and uniform attention, on the probe of the notes' table: end-of-text, r1..r32, r1..r32."""
 
 import math
 
@@ -6,46 +6,46 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpt.attention_maps import head_metrics
-from gpt.attention_maps.capture import Attention
+from gpt.attention_maps.capture import Capture
+from gpt.attention_maps.head_metrics import head_metrics
 from gpt.attention_maps.probes import Probe
 
 P = 32
 T = 2 * P + 1
 IDS = torch.tensor([99, *range(P), *range(P)])
-RANDOM = Probe("random", tuple(IDS.tolist()), ("",) * T, ("",) * T, repeats=True)
-EVEN = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
+RANDOM = Probe("random", tuple(IDS.tolist()), ("",) * T, ("",) * T, is_repeated_random=True)
+UNIFORM = torch.ones(T, T).tril() / torch.arange(1, T + 1)[:, None]
 
 
-def looking_at(target: list[int]) -> Tensor:
-    """A head whose query i looks at key target[i] alone."""
+def attending_to(target: list[int]) -> Tensor:
+    """A head whose query i attends to key target[i] alone."""
     return torch.nn.functional.one_hot(torch.tensor(target), T).float()
 
 
-PREVIOUS = looking_at([max(i - 1, 0) for i in range(T)])
-SINK = looking_at([0] * T)
-INDUCTION = looking_at([i - P + 1 if i > P else 0 for i in range(T)])
-DUPLICATE = looking_at([i - P if i > P else 0 for i in range(T)])
-SELF = looking_at(list(range(T)))
+PREVIOUS = attending_to([max(i - 1, 0) for i in range(T)])
+SINK = attending_to([0] * T)
+INDUCTION = attending_to([i - P + 1 if i > P else 0 for i in range(T)])
+DUPLICATE = attending_to([i - P if i > P else 0 for i in range(T)])
+SELF = attending_to(list(range(T)))
 
 
 def metrics(maps: Tensor) -> dict[str, float]:
-    attention = Attention(maps=maps[None, None], max_logits=torch.zeros(1, 1))
-    return {name: value.item() for name, value in head_metrics.head_metrics(attention, RANDOM).items()}
+    capture = Capture(RANDOM, maps[None, None], max_logits=torch.zeros(1, 1))
+    return {name: value.item() for name, value in head_metrics(capture).items()}
 
 
 @pytest.mark.parametrize(
     "name,maps",
     [("previous_token", PREVIOUS), ("sink", SINK), ("induction", INDUCTION), ("duplicate_token", DUPLICATE)],
 )
-def test_the_ideal_head_scores_one_and_the_other_ideals_next_to_nothing(name: str, maps: Tensor) -> None:
+def test_an_ideal_head_scores_one_and_almost_zero_on_other_patterns(name: str, maps: Tensor) -> None:
     scores = metrics(maps)
     assert scores[name] == pytest.approx(1)
     others = {"previous_token", "induction", "duplicate_token"} - {name}
-    assert all(scores[other] <= 1 / P for other in others)  # the first queries may look at token 0 for it
+    assert all(scores[other] <= 1 / P for other in others)  # the first queries attend to token 0 instead
 
 
-def test_the_even_head_has_the_closed_forms() -> None:
+def test_uniform_attention_has_the_closed_forms() -> None:
     # The fractions that the notes' table rounds: 3.22, 1, 16.25, 0.059, 0.059, 0.021, 0.021.
     expected = {
         "entropy": sum(math.log(i + 1) for i in range(T)) / T,
@@ -57,27 +57,26 @@ def test_the_even_head_has_the_closed_forms() -> None:
         "duplicate_token": sum(1 / (i + 1) for i in range(P + 1, T)) / P,
         "max_logit": 0.0,
     }
-    assert metrics(EVEN) == pytest.approx(expected, rel=1e-5)
+    assert metrics(UNIFORM) == pytest.approx(expected, rel=1e-5)
     table = {"entropy": 3.22, "distance": 16.25, "previous_token": 0.059, "sink": 0.059, "induction": 0.021}
     assert {name: round(expected[name], 3 if value < 1 else 2) for name, value in table.items()} == table
 
 
 @pytest.mark.parametrize("maps,expected", [(PREVIOUS, 1.0), (SINK, (1 + T - 1) / 2), (SELF, 0.0)])
-def test_distance_is_how_far_back(maps: Tensor, expected: float) -> None:
+def test_distance_is_the_mean_offset_of_the_key(maps: Tensor, expected: float) -> None:
     assert metrics(maps)["distance"] == pytest.approx(expected)
 
 
-def test_entropy_is_zero_where_one_token_has_all() -> None:
+def test_entropy_of_one_hot_attention_is_zero() -> None:
     assert metrics(SELF)["entropy"] == 0
     assert metrics(SELF)["normalised_entropy"] == 0
 
 
-def test_every_metric_by_brute_force_on_random_maps() -> None:
+def test_every_score_equals_a_loop_over_random_maps() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(2, 3, T, T, generator=generator).masked_fill(torch.ones(T, T).triu(1).bool(), -torch.inf)
     maps = logits.double().softmax(-1)
-    attention = Attention(maps=maps, max_logits=logits.amax((-2, -1)))
-    got = head_metrics.head_metrics(attention, RANDOM)
+    got = head_metrics(Capture(RANDOM, maps, max_logits=logits.amax((-2, -1))))
     ids = IDS.tolist()
     for layer in range(2):
         for head in range(3):
@@ -100,6 +99,6 @@ def test_every_metric_by_brute_force_on_random_maps() -> None:
 
 def test_prose_has_no_induction_score() -> None:
     prose = Probe("text", RANDOM.token_ids, RANDOM.labels, RANDOM.characters)
-    names = head_metrics.head_metrics(Attention(EVEN[None, None], torch.zeros(1, 1)), prose)
+    names = head_metrics(Capture(prose, UNIFORM[None, None], torch.zeros(1, 1)))
     assert not {"induction", "duplicate_token"} & set(names)
     assert len(names) == 6

@@ -16,8 +16,8 @@ STAGES = [
     {"tokenizer"},
     {"data", "model"},
     {"huggingface"},
-    {"checkpoint", "attention_maps", "generation"},
-    {"evaluation"},
+    {"checkpoint", "generation"},
+    {"attention_maps", "evaluation"},  # attention_maps.watch loads a checkpoint and generates
     {"training"},
     {"benchmark"},
 ]

@@ -1,4 +1,4 @@
-"""The server side of the Attention tab, in both of TensorBoard's ways to read files."""
+"""Server side of the Attention tab, with both of TensorBoard's data servers."""
 
 import gzip
 import json
@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt.attention_maps.event_format import unpack_layer
 from gpt.attention_maps.tensorboard_plugin import AttentionLoader
-from tests.attention_events import read_captures
-from tests.serving import get, odd_runs, tensorboard, wait_for_runs, write_run
+from tests.attention_events import read_captures, unpack_layer
+from tests.serving import get, tensorboard, wait_for_runs, write_run, write_test_runs
 
 Served = tuple[str, Path]
 ROOT = Path(__file__).parent.parent
@@ -25,10 +24,10 @@ ROOT = Path(__file__).parent.parent
 def served(
     request: pytest.FixtureRequest, tiny_run: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    """Address and folder of a TensorBoard over good and bad runs."""
+    """URL and folder of a TensorBoard over valid and damaged runs."""
     folder = tmp_path_factory.mktemp("served") / "runs"
     folder.mkdir()
-    odd_runs(tiny_run, folder)
+    write_test_runs(tiny_run, folder)
     with tensorboard(folder, "--load_fast", request.param) as address:
         wait_for_runs(address, {"real", "half", "other_shape", "long"})
         yield address, folder
@@ -48,7 +47,7 @@ def _wait_for_captures(address: str, run: str, tag: str, count: int) -> list[dic
     return captures
 
 
-def test_what_was_written_is_what_is_served(served: Served) -> None:
+def test_the_server_returns_what_was_written(served: Served) -> None:
     address, folder = served
     written = read_captures(folder / "real")
     listed = wait_for_runs(address, {"real"})["real"]
@@ -64,12 +63,12 @@ def test_what_was_written_is_what_is_served(served: Served) -> None:
                 where = {"run": "real", "tag": tag, "step": capture["step"], "wall_time": capture["wall_time"]}
                 status, body = get(address, "maps", layer=layer, **where)
                 assert status == 200
-                # A client that does not say it takes gzip still gets what was asked for.
+                # TensorBoard decompresses for a client that does not accept gzip.
                 packed = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
                 assert packed == gzip.decompress(blob)
 
 
-def test_only_newer_captures_bring_their_scores(served: Served) -> None:
+def test_newer_than_limits_the_scores_to_newer_captures(served: Served) -> None:
     address, folder = served
     (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
     every = _wait_for_captures(address, "real", tag, 4)
@@ -78,20 +77,20 @@ def test_only_newer_captures_bring_their_scores(served: Served) -> None:
     assert ["scores" in capture for capture in newer] == [c["wall_time"] > every[1]["wall_time"] for c in every]
 
 
-def test_every_one_of_500_captures_is_kept(served: Served) -> None:
+def test_all_of_500_captures_are_kept(served: Served) -> None:
     address, _ = served
     (tag,) = wait_for_runs(address, {"long"})["long"]
     assert [capture["step"] for capture in _wait_for_captures(address, "long", tag, 500)] == list(range(500))
 
 
-def test_a_half_written_file_gives_what_is_whole(served: Served) -> None:
+def test_a_truncated_file_is_read_up_to_its_end(served: Served) -> None:
     address, _ = served
     for tag in wait_for_runs(address, {"half"})["half"]:
         steps = [capture["step"] for capture in _wait_for_captures(address, "half", tag, 1)]
         assert steps == [0, 2, 8, 30][: len(steps)]
 
 
-def test_tokens_are_data_and_nothing_else(served: Served) -> None:
+def test_a_token_of_markup_is_served_as_data(served: Served) -> None:
     address, _ = served
     ((tag, facts),) = wait_for_runs(address, {"other_shape"})["other_shape"].items()
     assert facts["labels"] == ["<start>", "<script>alert(1)</script>", "·c"]
@@ -119,7 +118,7 @@ def test_tokens_are_data_and_nothing_else(served: Served) -> None:
         ("maps", {"run": "real", "tag": "TAG", "step": 30, "wall_time": "TIME", "layer": 1}, 200),
     ],
 )
-def test_what_does_not_exist_is_not_found(route: str, parameters: dict, status: int, served: Served) -> None:
+def test_invalid_requests_get_an_error_status(route: str, parameters: dict, status: int, served: Served) -> None:
     address, folder = served
     (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
     known = {"TAG": tag, "TIME": _wait_for_captures(address, "real", tag, 4)[-1]["wall_time"]}
@@ -137,16 +136,16 @@ def test_the_static_files_are_served(served: Served) -> None:
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])
-def test_a_step_that_a_resumed_run_wrote_again_is_there_once(fast: str, tmp_path: Path) -> None:
+def test_a_step_that_a_resumed_run_wrote_twice_is_served_once(fast: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     write_run(folder / "run", [0, 1, 2])
-    time.sleep(1.1)  # file names have the second
+    time.sleep(1.1)  # event file names have a resolution of one second
     write_run(folder / "run", [2, 3])
     with tensorboard(folder, "--load_fast", fast) as address:
         (tag,) = wait_for_runs(address, {"run"})["run"]
         captures = _wait_for_captures(address, "run", tag, 4)
     assert [capture["step"] for capture in captures] == [0, 1, 2, 3]
-    if fast == "true":  # the other reader keeps the earlier of the two
+    if fast == "true":  # the Python reader keeps the earlier one
         assert captures[2]["wall_time"] > captures[1]["wall_time"] + 1
 
 
@@ -156,7 +155,7 @@ def test_a_folder_without_runs_is_served(tmp_path: Path) -> None:
         assert get(address, "series") == (200, b"{}")
 
 
-def test_importing_the_tab_costs_tensorboard_nothing() -> None:
+def test_importing_the_plugin_does_not_import_torch() -> None:
     code = (
         "import sys, gpt.attention_maps.tensorboard_plugin.plugin;"
         "sys.exit(' '.join({'torch', 'lightning', 'datasets', 'tiktoken'} & set(sys.modules)) or 0)"
@@ -165,7 +164,7 @@ def test_importing_the_tab_costs_tensorboard_nothing() -> None:
     assert finished.returncode == 0, finished.stderr
 
 
-def test_a_tab_that_cannot_be_loaded_does_not_stop_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plugin_that_fails_to_load_does_not_stop_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gpt.attention_maps.tensorboard_plugin.plugin", None)  # its import fails
     assert AttentionLoader().load(types.SimpleNamespace(data_provider=None)) is None
 
@@ -174,16 +173,16 @@ def test_a_tab_that_cannot_be_loaded_does_not_stop_tensorboard(monkeypatch: pyte
     "before,after",
     [({}, {"attention": 1000}), ({"attention": 5, "images": 3}, {"attention": 5, "images": 3}), (None, None)],
 )
-def test_what_the_user_asked_for_is_left_alone(before: dict | None, after: dict | None) -> None:
+def test_flags_of_the_user_take_precedence(before: dict | None, after: dict | None) -> None:
     flags = types.SimpleNamespace(samples_per_plugin=before)
     AttentionLoader().fix_flags(flags)
     assert flags.samples_per_plugin == after
     AttentionLoader().fix_flags(types.SimpleNamespace())
 
 
-def test_the_wheel_brings_the_tab(tmp_path: Path) -> None:
+def test_the_wheel_contains_the_tab(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    # Built from a copy, so that nothing is left in the tree, and nothing that was is taken for granted.
+    # Built from a clean checkout, so that it neither uses nor leaves untracked files.
     source = tmp_path / "source"
     subprocess.run(["git", "-C", str(ROOT), "checkout-index", "--all", f"--prefix={source}/"], check=True)
     subprocess.run([*command, "--wheel-dir", str(tmp_path), str(source)], check=True)
@@ -195,11 +194,3 @@ def test_the_wheel_brings_the_tab(tmp_path: Path) -> None:
     for name in ("index.js", "style.css", "data.js"):
         assert f"gpt/attention_maps/tensorboard_plugin/static/{name}" in names
     assert "gpt/gpt2.tiktoken" in names
-
-
-def test_the_tab_and_the_pictures_have_the_same_colours() -> None:
-    from gpt.attention_maps.images import _CIVIDIS
-
-    script = (ROOT / "gpt/attention_maps/tensorboard_plugin/static/colours.js").read_text()
-    for red, green, blue in _CIVIDIS.astype(int).tolist():
-        assert f"[{red}, {green}, {blue}]" in script

@@ -1,1 +1,1 @@
-"""Attention maps: computed beside the fused path, scored, drawn."""
+"""Attention maps: capture, head scores, and TensorBoard."""

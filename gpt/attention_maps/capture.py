@@ -1,111 +1,84 @@
-"""Attention maps of a text, while the model itself stays fused.
+"""Attention maps of a model, recomputed next to the fused attention kernel, which does not return them.
 
-Shape letters: L layers, B batch, H heads, T length.
+Shape letters: L layers, B batch, H heads, T length, D head_dim.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from gpt.attention_maps.probes import Probe
 from gpt.model.attention import MultiHeadAttention
 from gpt.model.inference import inference
 from gpt.model.transformer import GPT
 
 
 @dataclass(frozen=True)
-class Attention:
-    """What every head of every layer does with one text.
+class Capture:
+    """Attention of every head on a probe of T tokens.
 
     Args:
-        maps: (L, H, T, T) float32 on the CPU: query down, key across; rows sum to 1, the future is exactly 0.
-        max_logits: (L, H) float32: the largest logit that went into the softmax.
+        maps: (L, H, T, T) float32 on the CPU, queries x keys: rows sum to 1, future keys are exactly 0.
+        max_logits: (L, H) float32 on the CPU, the largest attention logit of each head.
     """
 
+    probe: Probe
     maps: Tensor
     max_logits: Tensor
 
 
 def attention_maps(model: GPT, token_ids: Tensor) -> Tensor:
-    """How much each token of a text looks at each token before it.
+    """Compute the attention weights of every head; the model itself is not changed.
 
     Args:
-        model: the model; afterwards it is as it was.
-        token_ids: (B, T), int64, T at most ``context_length``.
+        token_ids: (B, T) int64, T at most ``context_length``.
 
     Returns:
-        (L, B, H, T, T) float32 on the CPU: query down, key across; rows sum to 1, the future is exactly 0.
-
-    Raises:
-        ValueError: T is larger than ``context_length``.
+        (L, B, H, T, T) float32 on the CPU, queries x keys: rows sum to 1, future keys are exactly 0.
     """
     return _attention_logits(model, token_ids).softmax(dim=-1)
 
 
-def capture_attention(model: GPT, texts: Sequence[Sequence[int]]) -> list[Attention]:
-    """Attention in several texts of any lengths, in one pass.
+def capture_attention(model: GPT, probes: Sequence[Probe]) -> list[Capture]:
+    """Capture the attention on probes of any lengths up to ``context_length``, in one forward pass."""
+    lengths = [len(probe.token_ids) for probe in probes]
+    # The causal mask hides right padding from every token of a probe.
+    padded = [[*probe.token_ids, *[0] * (max(lengths) - len(probe.token_ids))] for probe in probes]
+    batch = _attention_logits(model, torch.tensor(padded)).unbind(dim=1)  # B of (L, H, T, T)
+    logits = [own[..., :length, :length] for own, length in zip(batch, lengths, strict=True)]
+    return [
+        Capture(probe, own.softmax(dim=-1), own.amax(dim=(-2, -1))) for probe, own in zip(probes, logits, strict=True)
+    ]
 
-    Args:
-        model: the model; afterwards it is as it was.
-        texts: token ids of each, at most ``context_length`` of them.
 
-    Returns:
-        One for each text.
-
-    Raises:
-        ValueError: a text is longer than ``context_length``.
-    """
-    longest = max(map(len, texts))
-    # What fills up a shorter text lies in the future of all of its tokens, which none of them sees.
-    filled = torch.tensor([[*text, *[0] * (longest - len(text))] for text in texts])
-    logits = _attention_logits(model, filled)  # (L, B, H, T, T)
-    each = [logits[:, row, :, : len(text), : len(text)] for row, text in enumerate(texts)]
-    return [Attention(maps=own.softmax(dim=-1), max_logits=own.amax(dim=(-2, -1))) for own in each]
+def causal_attention_logits(queries: Tensor, keys: Tensor) -> Tensor:
+    """Pre-softmax attention logits: (B, H, T, D) queries and keys to (B, H, T, T) float32, -inf for future keys."""
+    logits = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5  # (B, H, T, T)
+    future = torch.ones(logits.shape[-2:], dtype=torch.bool, device=logits.device).triu(diagonal=1)
+    return logits.masked_fill(future, -torch.inf)
 
 
 def _attention_logits(model: GPT, token_ids: Tensor) -> Tensor:
-    """What the softmax of each head is taken of: (B, T) to (L, B, H, T, T) float32 on the CPU, -inf for the future.
+    """Run the model once and collect its attention logits: (B, T) to (L, B, H, T, T) float32 on the CPU.
 
-    The model runs once, in eval mode and without gradients. A hook takes what each attention module's own projection
-    puts out, so the maps are those of the very queries and keys that the fused kernel uses. Afterwards the model is
-    as it was, mode and hooks, whatever happened.
+    Forward hooks read the output of each ``qkv`` projection: the same queries and keys that the fused kernel reads.
     """
-    modules = list(model.modules())
     logits: list[Tensor] = []
 
-    def record(attention: MultiHeadAttention, projected: Tensor) -> None:
-        queries, keys, _ = attention.split_qkv(projected)
+    def record(attention: MultiHeadAttention, _projection: nn.Module, _inputs: tuple[Tensor, ...], qkv: Tensor) -> None:
+        queries, keys, _ = attention.split_qkv(qkv)
         logits.append(causal_attention_logits(queries, keys).cpu())
 
     with inference(model):
-        hooks = [
-            attention.qkv.register_forward_hook(
-                lambda _, inputs, output, attention=attention: record(attention, output)
-            )
-            for attention in modules
-            if isinstance(attention, MultiHeadAttention)
-        ]
+        attentions = [module for module in model.modules() if isinstance(module, MultiHeadAttention)]
+        hooks = [attention.qkv.register_forward_hook(partial(record, attention)) for attention in attentions]
         try:
             model.transformer(token_ids.to(model.device))
         finally:
             for hook in hooks:
                 hook.remove()
-    assert len(logits) == model.config.num_layers  # hooks are skipped without a word where a module is compiled
+    assert len(logits) == model.config.num_layers  # a compiled module skips its hooks silently
     return torch.stack(logits)
-
-
-def causal_attention_logits(queries: Tensor, keys: Tensor) -> Tensor:
-    """Pre-softmax attention logits, which the fused kernel does not return.
-
-    Args:
-        queries: (B, H, T, D), any float dtype.
-        keys: (B, H, T, D).
-
-    Returns:
-        (B, H, T, T) float32: rows are queries, -inf for future keys; ``softmax(dim=-1)`` gives the attention weights.
-    """
-    T = queries.shape[-2]
-    logits = queries.float() @ keys.float().transpose(-2, -1) / queries.shape[-1] ** 0.5  # (B, H, T, T)
-    future = torch.ones(T, T, dtype=torch.bool, device=logits.device).triu(diagonal=1)
-    return logits.masked_fill(future, -torch.inf)

@@ -1,11 +1,11 @@
-"""What lies in an event file for the Attention tab, as bytes: shared by the writer, the tab's server and the tests.
+"""Byte format of the Attention tab's event files, shared by the writer and the tab's server.
 
-A series (a TensorBoard tag) is one probe in one run. What holds for all of its steps, the tokens, is the content of
-the tag's metadata, as JSON. A step is a list of blobs, each compressed with gzip so that a browser unpacks it by
-itself: first the scores of the heads as JSON, then, where maps are kept, one blob per layer. A map keeps its lower
-triangle only, row by row, each weight as a byte: 255 times its square root, which is within 0.004 of the weight.
+A series (a TensorBoard tag) is one probe in one run; the tag's metadata holds its tokens as JSON. A step of a series
+is a list of gzip blobs, which a browser decompresses itself: the head scores as JSON, then, if the maps are kept, one
+blob per layer. A layer's blob holds the lower triangle of each head, row by row, one byte per weight: 255 times its
+square root, which is within 0.004 of the weight.
 
-Numpy and the standard library only. Shape letters: L layers, H heads, T length.
+It does not import torch, because every TensorBoard imports it. Shape letters: L layers, H heads, T length.
 """
 
 import gzip
@@ -13,55 +13,54 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    from gpt.attention_maps.probes import Probe
+
 PLUGIN_NAME = "attention"
 FORMAT_VERSION = 1
 
-Maps = NDArray[np.float32]
-Scores = Mapping[str, NDArray[np.float32]]
+
+def series_tag(probe: "Probe") -> str:
+    """Return the tag of a probe's series; other token ids or another ``generated_from`` are another series."""
+    ids = list(probe.token_ids)
+    identity = ids if probe.generated_from is None else [ids, probe.generated_from]
+    digest = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
+    return f"attention/{probe.name}-{digest[:8]}"
 
 
-def series_tag(probe_name: str, token_ids: Sequence[int], generated_from: int | None = None) -> str:
-    """The tag of a probe's series: other token ids, or another place where the model began, are another series."""
-    facts = [*token_ids] if generated_from is None else [[*token_ids], generated_from]
-    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
-    return f"attention/{probe_name}-{digest[:8]}"
-
-
-def pack_series(
-    probe_name: str, labels: Sequence[str], characters: Sequence[str], repeats: bool, generated_from: int | None
-) -> bytes:
-    """The content of a tag's metadata; the arguments are those of ``Probe``."""
+def pack_series(probe: "Probe") -> bytes:
+    """Pack a probe as the content of its tag's metadata."""
     content = {
         "format_version": FORMAT_VERSION,
-        "probe": probe_name,
-        "labels": list(labels),
-        "characters": list(characters),
-        "repeats": repeats,
-        "generated_from": generated_from,
+        "probe": probe.name,
+        "labels": probe.labels,
+        "characters": probe.characters,
+        "repeats": probe.is_repeated_random,
+        "generated_from": probe.generated_from,
     }
     return json.dumps(content, ensure_ascii=False).encode()
 
 
 def unpack_series(content: bytes) -> dict[str, Any]:
-    """What ``pack_series`` packed.
+    """Unpack ``pack_series``.
 
     Raises:
-        ValueError: it is something else, or of another version.
+        ValueError: the content is damaged or has another format version.
     """
     series = json.loads(content)
     if not isinstance(series, dict) or series.get("format_version") != FORMAT_VERSION:
-        raise ValueError("not a series of attention maps, or one of another version")
+        raise ValueError(f"the metadata is not a series of attention maps of format version {FORMAT_VERSION}")
     return series
 
 
-def pack_scores(scores: Scores) -> bytes:
-    """Name to (L, H), to four decimals; what is not a finite number becomes null."""
+def pack_scores(scores: Mapping[str, NDArray[np.float32]]) -> bytes:
+    """Pack scores, name to (L, H), rounded to four decimals; NaN and infinity become null."""
     content = {
         name: [[round(value, 4) if math.isfinite(value) else None for value in layer] for layer in values.tolist()]
         for name, values in scores.items()
@@ -70,32 +69,22 @@ def pack_scores(scores: Scores) -> bytes:
 
 
 def unpack_scores(blob: bytes) -> dict[str, list[list[float | None]]]:
-    """What ``pack_scores`` packed: name to L lists of H numbers.
+    """Unpack ``pack_scores``: name to L lists of H numbers.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the blob is damaged.
     """
     try:
         scores = json.loads(gzip.decompress(blob))
     except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"not gzip: {error}") from None
+        raise ValueError(f"the scores are not valid gzip: {error}") from None
     if not isinstance(scores, dict):
-        raise ValueError("not the scores of heads")
+        raise ValueError("the scores are not a JSON object")
     return scores
 
 
-def pack_layer(maps: Maps) -> bytes:
-    """The maps of one layer: (H, T, T), rows sum to 1; a weight that is not a number is packed as 0."""
+def pack_layer(maps: NDArray[np.float32]) -> bytes:
+    """Pack the maps of one layer, (H, T, T), rows sum to 1; a NaN weight becomes 0."""
     rows, columns = np.tril_indices(maps.shape[-1])
     weights = np.nan_to_num(maps[:, rows, columns], nan=0.0)  # (H, T(T+1)/2)
     return gzip.compress((np.sqrt(weights) * 255).round().astype(np.uint8).tobytes(), mtime=0)
-
-
-def unpack_layer(blob: bytes, num_heads: int) -> Maps:
-    """What ``pack_layer`` packed: (H, T, T), each weight within 0.004."""
-    packed = np.frombuffer(gzip.decompress(blob), dtype=np.uint8).reshape(num_heads, -1)
-    T = (math.isqrt(8 * packed.shape[1] + 1) - 1) // 2
-    maps = np.zeros((num_heads, T, T), dtype=np.float32)
-    rows, columns = np.tril_indices(T)
-    maps[:, rows, columns] = (packed.astype(np.float32) / 255) ** 2
-    return maps

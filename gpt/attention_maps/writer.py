@@ -1,7 +1,7 @@
-"""Attention maps and head scores into TensorBoard's event files."""
+"""Write attention maps and head scores to TensorBoard's event files."""
 
 import io
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,89 +13,72 @@ from tensorboard.compat.proto.types_pb2 import DT_STRING
 from torch.utils.tensorboard import SummaryWriter
 
 from gpt.attention_maps import event_format
-from gpt.attention_maps.capture import Attention
-from gpt.attention_maps.event_format import Scores
+from gpt.attention_maps.capture import Capture
 from gpt.attention_maps.head_metrics import head_metrics
-from gpt.attention_maps.images import grid_picture, scores_picture
-from gpt.attention_maps.probes import Probe
 
-# What is drawn as one line per run; every head's own scores are in the Attention tab.
+# Scalars over all heads, one line per run; the Attention tab has the scores of each head.
 _SUMMARIES = {
-    "previous_token": ("mean", "max"),
-    "sink": ("mean", "max"),
-    "induction": ("mean", "max"),
-    "duplicate_token": ("mean", "max"),
-    "entropy": ("mean",),
-    "normalised_entropy": ("mean", "min"),
-    "distance": ("mean",),
-    "max_logit": ("max",),
+    "mean": ("previous_token", "sink", "induction", "duplicate_token", "entropy", "normalised_entropy", "distance"),
+    "max": ("previous_token", "sink", "induction", "duplicate_token", "max_logit"),
+    "min": ("normalised_entropy",),
 }
+_IMAGE_PIXELS = 512
 
 
-@dataclass(frozen=True)
-class Capture:
-    """A probe at one step.
+def write_captures(
+    writer: SummaryWriter, step: int, captures: Sequence[Capture], random_maps: bool = True, image: bool = False
+) -> None:
+    """Write the captures of one step for the Attention tab, and summaries over all heads as scalars.
 
-    Args:
-        probe: of T tokens.
-        attention: in it.
-        keep_maps: whether the maps are written beside the scores.
-    """
-
-    probe: Probe
-    attention: Attention
-    keep_maps: bool = True
-
-
-def write_captures(board: SummaryWriter, step: int, captures: list[Capture], pictures: bool = False) -> None:
-    """Write what the Attention tab shows of one step, and summaries over all heads as scalars.
-
-    A score that several probes define is summarised for the last of them.
+    A score that is defined on several probes is summarised for the last of them.
 
     Args:
-        step: optimizer steps that the model has taken.
-        captures: one for each probe.
-        pictures: also write the last probe's maps, and the scores, as images, for a TensorBoard without the tab.
+        random_maps: whether to write the maps of the repeated random sequence, not only its scores.
+        image: whether to write the last probe's maps as an image too, for a TensorBoard without the tab.
     """
     values: list[Summary.Value] = []
-    scores: dict[str, NDArray[np.float32]] = {}
+    all_scores: dict[str, NDArray[np.float32]] = {}
     for capture in captures:
-        own = {name: metric.numpy() for name, metric in head_metrics(capture.attention, capture.probe).items()}
-        values.append(_series_value(capture, own))
-        scores |= own
-    for name, kinds in _SUMMARIES.items():
-        if name in scores:
-            values += [
-                Summary.Value(tag=f"heads/{name}_{kind}", simple_value=float(getattr(np, kind)(scores[name])))
-                for kind in kinds
-            ]
-    if pictures:
-        grid = grid_picture(captures[-1].attention.maps.numpy(), f"attention of all heads, step {step}")
-        table = scores_picture(scores, f"scores of all heads, step {step}")
-        values += [_image_value("attention/all_heads", grid), _image_value("attention/scores", table)]
-    # One event for all: the writer's thread is woken once, and it is all there or not.
-    board._get_file_writer().add_summary(Summary(value=values), step)  # type: ignore[no-untyped-call]
+        scores = {name: metric.numpy() for name, metric in head_metrics(capture).items()}
+        blobs = [event_format.pack_scores(scores)]
+        if random_maps or not capture.probe.is_repeated_random:
+            blobs += [event_format.pack_layer(layer) for layer in capture.maps.numpy()]
+        values.append(_series_value(capture, blobs))
+        all_scores |= scores
+    values += [
+        Summary.Value(tag=f"heads/{name}_{reduction}", simple_value=float(getattr(np, reduction)(all_scores[name])))
+        for reduction, names in _SUMMARIES.items()
+        for name in names
+        if name in all_scores
+    ]
+    if image:
+        grid, png = attention_image(captures[-1].maps.numpy()), io.BytesIO()
+        grid.save(png, "png", compress_level=1)  # five times faster than the default level
+        encoded = Summary.Image(height=grid.height, width=grid.width, colorspace=1, encoded_image_string=png.getvalue())
+        values.append(Summary.Value(tag="attention/all_heads", image=encoded))
+    # One event for all values wakes the writer's thread once, and is written whole or not at all.
+    writer._get_file_writer().add_summary(Summary(value=values), step)  # type: ignore[no-untyped-call]
 
 
-def _series_value(capture: Capture, scores: Scores) -> Summary.Value:
-    probe, blobs = capture.probe, [event_format.pack_scores(scores)]
-    if capture.keep_maps:
-        blobs += [event_format.pack_layer(layer) for layer in capture.attention.maps.numpy()]
-    content = event_format.pack_series(probe.name, probe.labels, probe.characters, probe.repeats, probe.generated_from)
+def attention_image(maps: NDArray[np.float32]) -> Image.Image:
+    """Draw the maps of all heads, (L, H, T, T), as one grayscale image: a row per layer, a column per head.
+
+    In each map, rows are queries, columns are keys, and brightness is the square root of the attention weight.
+    """
+    num_layers, num_heads, T, _ = maps.shape
+    scale = max(1, _IMAGE_PIXELS // (max(num_layers, num_heads) * T))
+    pixels = (np.sqrt(np.nan_to_num(maps)) * 255).round().astype(np.uint8)
+    enlarged = pixels.repeat(scale, axis=2).repeat(scale, axis=3)
+    framed = np.pad(enlarged, ((0, 0), (0, 0), (3, 3), (3, 3)), constant_values=128)  # (L, H, height, width)
+    return Image.fromarray(framed.swapaxes(1, 2).reshape(num_layers * framed.shape[2], -1))
+
+
+def _series_value(capture: Capture, blobs: list[bytes]) -> Summary.Value:
+    content = event_format.pack_series(capture.probe)
     plugin = SummaryMetadata.PluginData(plugin_name=event_format.PLUGIN_NAME, content=content)
+    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(blobs))])
     return Summary.Value(
-        tag=event_format.series_tag(probe.name, probe.token_ids, probe.generated_from),
+        tag=event_format.series_tag(capture.probe),
         metadata=SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_BLOB_SEQUENCE),
-        tensor=TensorProto(
-            dtype=DT_STRING,
-            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(blobs))]),
-            string_val=blobs,
-        ),
+        tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=blobs),
     )
-
-
-def _image_value(tag: str, picture: Image.Image) -> Summary.Value:
-    png = io.BytesIO()
-    picture.save(png, "png", compress_level=1)  # twice as fast as the usual level, a tenth larger
-    image = Summary.Image(height=picture.height, width=picture.width, colorspace=3, encoded_image_string=png.getvalue())
-    return Summary.Value(tag=tag, image=image)

@@ -4,16 +4,16 @@ import lightning as L
 
 from gpt.attention_maps.capture import capture_attention
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe
-from gpt.attention_maps.writer import Capture, write_captures
+from gpt.attention_maps.writer import write_captures
 from gpt.errors import UserError
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 
 
 class AttentionCapture:
-    """Captures every head's attention on a text and on a repeated random sequence, without changing the training.
+    """Captures every head's attention on a text and on a repeated random sequence, without any effect on training.
 
-    Scores of both are written at every capture; maps of the random sequence only at the last.
+    Scores of both are written at every capture, maps of the random sequence only at the last.
     """
 
     def __init__(self, data: TokenDataModule) -> None:
@@ -23,23 +23,24 @@ class AttentionCapture:
         text_ids = text_ids[: min(MAX_PROBE_TOKENS, context_length)]
         if len(text_ids) < 2:
             raise UserError(
-                "attention maps need a probe of two tokens: attention_maps.probe_text is empty, or "
-                "model.context_length is 1; change them, or set attention_maps.enabled to false"
+                "attention_maps.probe_text is empty or model.context_length is 1; a probe needs two tokens. Give some "
+                "text, or set attention_maps.enabled to false"
             )
-        self.text = text_probe(tokenizer, text_ids, "text")
-        self.random = repeated_random_probe(tokenizer, data.val_windows.tokens.id_counts(), context_length)
+        text = text_probe(tokenizer, text_ids, "text")
+        random = repeated_random_probe(tokenizer, data.val_windows.tokens.id_counts(), context_length)
+        self._probes = [text] if random is None else [random, text]
         self._max_steps = config.trainer.max_steps
-        self._steps = capture_steps(self._max_steps, config.attention_maps.captures)
+        self._capture_steps = capture_steps(self._max_steps, config.attention_maps.captures)
         self._image_steps = image_steps(self._max_steps)
         self._captured_step = -1
 
     def after_step(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Capture if this step is one to capture."""
-        if trainer.global_step in self._steps:
+        """Capture if the step is one of ``capture_steps``."""
+        if trainer.global_step in self._capture_steps:
             self.capture(trainer, module, is_last=trainer.global_step == self._max_steps)
 
     def after_early_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Capture where a run ends early; TensorBoard shows one of two captures of a step, so write only one."""
+        """Capture where a run ends early; TensorBoard shows a step once, so do not write it twice."""
         if self._captured_step != trainer.global_step:
             self.capture(trainer, module, is_last=True)
 
@@ -49,27 +50,21 @@ class AttentionCapture:
         if not trainer.is_global_zero or trainer.logger is None:
             return
         step = self._captured_step = trainer.global_step
-        probes = [probe for probe in (self.random, self.text) if probe is not None]
-        attention = capture_attention(module.model, [probe.token_ids for probe in probes])
-        captures = [
-            Capture(probe, maps, keep_maps=is_last or probe is self.text)
-            for probe, maps in zip(probes, attention, strict=True)
-        ]
-        board = trainer.logger.experiment  # type: ignore[attr-defined]
-        write_captures(board, step, captures, pictures=is_last or step in self._image_steps)
+        writer = trainer.logger.experiment  # type: ignore[attr-defined]
+        captures = capture_attention(module.model, self._probes)
+        write_captures(writer, step, captures, random_maps=is_last, image=is_last or step in self._image_steps)
 
 
 def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
-    """Step 0, every power of two, the last step, and the other captures evenly between.
+    """Step 0, the powers of two, the last step, and the remaining captures evenly spaced.
 
-    Heads form early and fast in some runs, late in others. If there are fewer captures than powers of two, evenly
-    among these.
+    Heads form early and fast in some runs, late in others. With fewer captures than powers of two, a subset of these.
     """
-    ladder = sorted({0, *(2**power for power in range(max_steps.bit_length())), max_steps})
-    if captures <= len(ladder):
-        return frozenset(ladder[round(i * (len(ladder) - 1) / (captures - 1))] for i in range(captures))
-    evenly = captures - len(ladder)
-    return frozenset({*ladder, *(round(max_steps * (i + 1) / (evenly + 1)) for i in range(evenly))})
+    powers = sorted({0, *(2**power for power in range(max_steps.bit_length())), max_steps})
+    if captures <= len(powers):
+        return frozenset(powers[round(i * (len(powers) - 1) / (captures - 1))] for i in range(captures))
+    evenly = captures - len(powers)
+    return frozenset({*powers, *(round(max_steps * (i + 1) / (evenly + 1)) for i in range(evenly))})
 
 
 def image_steps(max_steps: int) -> frozenset[int]:

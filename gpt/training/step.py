@@ -127,9 +127,9 @@ class StepCallback(Checkpoint):
             raise SystemExit(0)  # the first process reports; a launcher would kill it if another one failed
         first = int(module.first_skipped_step)
         raise DivergedError(
-            f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} (global "
-            f"batch {first - 1} of seed {seed}); the last good checkpoint is {self.checkpoints.last}; lower the "
-            "learning rate, or look at that batch"
+            f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} "
+            f"(global batch {first - 1} of seed {seed}); the last good checkpoint is {self.checkpoints.last}; "
+            "lower the learning rate, or look at that batch"
         )
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> None:

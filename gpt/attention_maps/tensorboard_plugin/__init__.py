@@ -1,7 +1,7 @@
-"""The Attention tab of TensorBoard, which finds it through the entry point in pyproject.toml.
+"""TensorBoard's Attention tab, which TensorBoard loads through the entry point in pyproject.toml.
 
-TensorBoard imports this in every environment that mini-gpt is installed in, also for runs that have nothing to do
-with it: so nothing here may fail, and neither torch nor lightning is imported.
+TensorBoard imports it for every log directory, in every environment where mini-gpt is installed. So nothing here may
+fail, and torch is not imported.
 """
 
 import logging
@@ -13,15 +13,15 @@ log = logging.getLogger(__name__)
 
 
 class AttentionLoader(TBLoader):  # type: ignore[misc]
-    """What the entry point names."""
+    """Loads the plugin; named by the entry point."""
 
     def fix_flags(self, flags: Any) -> None:
-        """Keep every capture of a run: by default TensorBoard keeps ten of an unknown plugin's steps, at random."""
+        """Keep up to 1000 captures of a run; by default TensorBoard samples ten steps of a plugin at random."""
         if isinstance(getattr(flags, "samples_per_plugin", None), dict):
             flags.samples_per_plugin.setdefault("attention", 1000)
 
     def load(self, context: TBContext) -> TBPlugin | None:
-        """The plugin, or None, with a line in the log, if this TensorBoard is too different."""
+        """Load the plugin; if it fails, log the error and return None, because TensorBoard would stop."""
         try:
             from gpt.attention_maps.tensorboard_plugin.plugin import AttentionPlugin
 

@@ -1,11 +1,11 @@
-// What is shown is part of the address of the page around this frame, so that a view can be shared:
-// #attention&p.attention.run=quickstart&p.attention.step=720 (TensorBoard's own convention for a plugin's data).
+// The view is stored in the URL fragment of the top-level page, so that it can be shared:
+// #attention&p.attention.run=quickstart&p.attention.step=720 (TensorBoard's convention for plugin data).
 
 const PREFIX = "p.attention.";
 
-function page() {
+function topWindow() {
   try {
-    window.parent.location.hash; // throws where the page around is another site's
+    window.parent.location.hash; // throws if the parent page has another origin
     return window.parent;
   } catch {
     return window;
@@ -13,19 +13,19 @@ function page() {
 }
 
 export function readAddress() {
-  const parts = new URLSearchParams(page().location.hash.replace(/^#/, ""));
-  const own = [...parts].filter(([name]) => name.startsWith(PREFIX));
-  return Object.fromEntries(own.map(([name, value]) => [name.slice(PREFIX.length), value]));
+  const parts = new URLSearchParams(topWindow().location.hash.replace(/^#/, ""));
+  const entries = [...parts].filter(([name]) => name.startsWith(PREFIX));
+  return Object.fromEntries(entries.map(([name, value]) => [name.slice(PREFIX.length), value]));
 }
 
-// Call back when a person has changed the address; writeAddress does not count.
-export function onAddress(changed) {
-  page().addEventListener("hashchange", () => Object.keys(readAddress()).length && changed());
+// Calls back when the user changes the address, not when writeAddress does.
+export function onAddressChange(callback) {
+  topWindow().addEventListener("hashchange", () => Object.keys(readAddress()).length && callback());
 }
 
 export function writeAddress(values) {
-  const { history, location } = page();
-  if (page() !== window && !/^#attention\b/.test(location.hash)) return; // another tab is in front
+  const { history, location } = topWindow();
+  if (topWindow() !== window && !/^#attention\b/.test(location.hash)) return; // another tab is selected
   const kept = Object.entries(values).filter(([, value]) => value !== null && value !== undefined);
   const parts = kept.map(([name, value]) => `${PREFIX}${name}=${encodeURIComponent(value)}`);
   const hash = `#${["attention", ...parts].join("&")}`;

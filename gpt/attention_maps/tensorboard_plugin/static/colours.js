@@ -1,4 +1,4 @@
-// Cividis (Nuñez et al. 2018), which is readable without colour vision, at 0, 1/8, ..., 1; the pictures have the same.
+// Cividis (Nuñez et al. 2018), a colour map that is safe for colour-blind readers, at 0, 1/8, ..., 1.
 const CIVIDIS = [
   [0, 34, 78],
   [18, 53, 112],
@@ -11,34 +11,34 @@ const CIVIDIS = [
   [254, 232, 56],
 ];
 
-// A weight, 0..1, to brightness, 0..1; the same for all steps and heads, so that they compare.
+// Attention weight to brightness, both 0..1; not normalised, so that steps and heads compare.
 export const SCALES = {
   "square root": Math.sqrt,
   linear: (weight) => weight,
-  log: (weight) => Math.max(0, 1 + Math.log10(weight) / 4), // black is a ten-thousandth
+  log: (weight) => Math.max(0, 1 + Math.log10(weight) / 4), // 0 is a weight of 1e-4
 };
 
 export function colour(brightness) {
   const position = Math.min(1, Math.max(0, brightness)) * (CIVIDIS.length - 1);
-  const below = Math.min(Math.floor(position), CIVIDIS.length - 2);
-  const part = position - below;
-  return CIVIDIS[below].map((channel, index) => Math.round(channel + part * (CIVIDIS[below + 1][index] - channel)));
+  const index = Math.min(Math.floor(position), CIVIDIS.length - 2);
+  const fraction = position - index;
+  return CIVIDIS[index].map((low, channel) => Math.round(low + fraction * (CIVIDIS[index + 1][channel] - low)));
 }
 
 export function css([red, green, blue]) {
   return `rgb(${red}, ${green}, ${blue})`;
 }
 
-// Ink that can be read on a colour.
-export function inkOn([red, green, blue]) {
+// Text colour that is readable on a background.
+export function textColourOn([red, green, blue]) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 120 ? "#000" : "#fff";
 }
 
-// A packed map as an image of T x T pixels; the future, which no token sees, is flat grey.
+// A packed map as an image of T x T pixels; masked future keys are grey.
 export function imageOf(map, size, scale, dark) {
   const palette = paletteOf(scale);
   const image = new ImageData(size, size);
-  const pixels = new Uint32Array(image.data.buffer).fill(packed(dark ? [64, 64, 64] : [208, 208, 208]));
+  const pixels = new Uint32Array(image.data.buffer).fill(toPixel(dark ? [64, 64, 64] : [208, 208, 208]));
   let index = 0;
   for (let query = 0; query < size; query++) {
     for (let key = 0; key <= query; key++) pixels[query * size + key] = palette[map[index++]];
@@ -48,13 +48,13 @@ export function imageOf(map, size, scale, dark) {
 
 const palettes = {};
 
-// The pixel of each packed weight.
+// The pixel of each byte of a packed map.
 function paletteOf(scale) {
-  palettes[scale] ??= Uint32Array.from({ length: 256 }, (_, byte) => packed(colour(SCALES[scale]((byte / 255) ** 2))));
+  palettes[scale] ??= Uint32Array.from({ length: 256 }, (_, byte) => toPixel(colour(SCALES[scale]((byte / 255) ** 2))));
   return palettes[scale];
 }
 
-// A pixel as ImageData holds it, on any machine's order of bytes.
-function packed([red, green, blue]) {
+// A pixel as a 32-bit integer in the machine's byte order.
+function toPixel([red, green, blue]) {
   return new Uint32Array(new Uint8Array([red, green, blue, 255]).buffer)[0];
 }

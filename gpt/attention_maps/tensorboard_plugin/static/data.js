@@ -1,12 +1,12 @@
-// What the server has: series, their captures with the scores of every head, and packed maps.
+// Client of the server: series, their captures with head scores, and packed maps.
 //
-// A packed map is the lower triangle of one head, row by row, one byte a weight: 255 times its square root.
+// A packed map is the lower triangle of one head, row by row, one byte per weight: 255 times its square root.
 // Shape letters: L layers, H heads, T tokens.
 
 const SERVER = new URL("./", import.meta.url);
 const CACHE_BYTES = 200e6;
 
-const cache = new Map(); // address to {bytes: a promise, length}, least recently used first
+const cache = new Map(); // request to {bytes: a promise, length}, least recently used first
 let cachedBytes = 0;
 
 async function get(route, parameters) {
@@ -22,31 +22,31 @@ export async function fetchRuns() {
   return (await get("series")).json();
 }
 
-// One probe in one run: its captures in order of steps.
+// One probe in one run: its captures, sorted by step.
 export class Series {
-  constructor(run, tag, facts) {
+  constructor(run, tag, metadata) {
     this.run = run;
     this.tag = tag;
-    this.facts = facts;
+    this.metadata = metadata;
     this.captures = []; // {step, wall_time, has_maps, scores: {metric: L x H}}
-    this.seen = null; // last_wall_time of the server's when the captures were read
+    this.readWallTime = null; // the server's last_wall_time when the captures were read
   }
 
   get size() {
-    return this.facts.labels.length;
+    return this.metadata.labels.length;
   }
 
-  // Read what is new; true if anything has changed.
+  // Reads new captures; returns whether anything changed.
   async refresh(lastWallTime) {
-    if (this.seen === lastWallTime) return false;
-    const known = new Map(this.captures.map((capture) => [identity(capture), capture.scores]));
+    if (this.readWallTime === lastWallTime) return false;
+    const knownScores = new Map(this.captures.map((capture) => [identity(capture), capture.scores]));
     const newest = Math.max(0, ...this.captures.map((capture) => capture.wall_time));
     let captures = await this.#read(newest);
-    for (const capture of captures) capture.scores ??= known.get(identity(capture));
-    if (captures.some((capture) => !capture.scores)) captures = await this.#read(0); // a clock that went back
+    for (const capture of captures) capture.scores ??= knownScores.get(identity(capture));
+    if (captures.some((capture) => !capture.scores)) captures = await this.#read(0); // the writer's clock was set back
     const before = this.captures.map(identity).join();
     this.captures = captures.filter((capture) => capture.scores);
-    this.seen = lastWallTime;
+    this.readWallTime = lastWallTime;
     return before !== this.captures.map(identity).join();
   }
 
@@ -54,23 +54,21 @@ export class Series {
     return (await get("captures", { run: this.run, tag: this.tag, newer_than: newerThan })).json();
   }
 
-  // Scores at a step, or at the last one before it.
+  // Scores at a step, or at the last captured step before it.
   scoresAt(step) {
-    let found = null;
-    for (const capture of this.captures) if (capture.step <= step) found = capture.scores;
-    return found;
+    return this.captures.findLast((capture) => capture.step <= step)?.scores ?? null;
   }
 
-  // The packed maps of a layer: H times T(T+1)/2 bytes.
+  // Packed maps of a layer: H x T(T+1)/2 bytes.
   layer(capture, layer) {
     const { step, wall_time } = capture;
     const parameters = { run: this.run, tag: this.tag, step, wall_time, layer };
     const key = JSON.stringify(parameters);
     const entry = cache.get(key) ?? { bytes: loadMaps(parameters), length: 0 };
     if (!cache.delete(key)) {
-      entry.bytes.then((bytes) => keep(key, entry, bytes.length), () => cache.delete(key));
+      entry.bytes.then((bytes) => countBytes(key, entry, bytes.length), () => cache.delete(key));
     }
-    cache.set(key, entry); // as the most recently used one
+    cache.set(key, entry); // moved to the end as the most recently used
     return entry.bytes;
   }
 }
@@ -79,14 +77,14 @@ async function loadMaps(parameters) {
   return new Uint8Array(await (await get("maps", parameters)).arrayBuffer());
 }
 
-function keep(key, entry, length) {
-  if (cache.get(key) !== entry) return; // dropped while it was loading
+function countBytes(key, entry, length) {
+  if (cache.get(key) !== entry) return; // evicted while loading
   entry.length = length;
   cachedBytes += length;
-  for (const [oldest, { length: freed }] of cache) {
+  for (const [oldest, { length: evicted }] of cache) {
     if (cachedBytes <= CACHE_BYTES) break;
     cache.delete(oldest);
-    cachedBytes -= freed;
+    cachedBytes -= evicted;
   }
 }
 
@@ -94,25 +92,25 @@ function identity(capture) {
   return `${capture.step}@${capture.wall_time}`;
 }
 
-// The map of one head out of a layer's; with `mute`, token 0 has nothing and the others share its weight.
-export function headMap(layer, head, size, mute) {
+// The map of one head of a layer; `maskFirst` sets the weights on token 0 to zero and renormalises each row.
+export function headMap(layer, head, size, maskFirst) {
   const length = (size * (size + 1)) / 2;
   const map = layer.subarray(head * length, (head + 1) * length);
-  return mute ? withoutFirstToken(map, size) : map;
+  return maskFirst ? withoutFirstToken(map, size) : map;
 }
 
 function withoutFirstToken(map, size) {
-  const muted = new Uint8Array(map.length);
+  const masked = new Uint8Array(map.length);
   for (let query = 1; query < size; query++) {
     const row = rowStart(query);
-    let rest = 0;
-    for (let key = 1; key <= query; key++) rest += weight(map[row + key]);
-    // Less than this is what rounding to bytes leaves: shares of it would be noise.
-    if (rest < 1e-3) continue;
-    const grown = 1 / Math.sqrt(rest);
-    for (let key = 1; key <= query; key++) muted[row + key] = Math.min(255, Math.round(map[row + key] * grown));
+    let sum = 0;
+    for (let key = 1; key <= query; key++) sum += weight(map[row + key]);
+    // Below this, rounding to bytes dominates and renormalised weights would be noise.
+    if (sum < 1e-3) continue;
+    const scale = 1 / Math.sqrt(sum);
+    for (let key = 1; key <= query; key++) masked[row + key] = Math.min(255, Math.round(map[row + key] * scale));
   }
-  return muted;
+  return masked;
 }
 
 export function rowStart(query) {
@@ -123,7 +121,7 @@ export function weight(byte) {
   return (byte / 255) ** 2;
 }
 
-// The weight of every token as seen from one: where a query looks, or who looks at a key; NaN where none can be.
+// Attention weights of one query over all keys, or of all queries on one key; NaN where the causal mask applies.
 export function weightsOf(map, size, token, direction) {
   const weights = new Float32Array(size).fill(NaN);
   if (direction === "query") {

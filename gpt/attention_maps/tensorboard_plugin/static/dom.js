@@ -1,38 +1,38 @@
-// Elements without markup: text is only ever set as text, so a token like <script> is five letters and two brackets.
+// DOM helpers that set text only as text nodes, so that a token like <script> is never parsed as markup.
 
 export function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
-    else if (name in made && !name.includes("-")) made[name] = value;
-    else made.setAttribute(name, value);
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name in node && !name.includes("-")) node[name] = value;
+    else node.setAttribute(name, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 export function svg(tag, attributes, ...children) {
-  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  made.append(...children);
-  return made;
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
 }
 
-// A labelled drop-down; `choices` maps values to names.
-export function choice(label, choices, value, onchange) {
+// A labelled drop-down; `options` maps values to names.
+export function dropdown(label, options, value, onchange) {
   const select = element("select", { onchange: () => onchange(select.value) });
-  setChoices(select, choices, value);
+  setOptions(select, options, value);
   return { select, field: element("label", { className: "field" }, `${label} `, select) };
 }
 
-export function setChoices(select, choices, value) {
-  const entries = Object.entries(choices);
+export function setOptions(select, options, value) {
+  const entries = Object.entries(options);
   const same = select.options.length === entries.length && entries.every(([key], i) => select.options[i].value === key);
   if (!same) select.replaceChildren(...entries.map(([key, name]) => element("option", { value: key }, name)));
   select.value = value;
 }
 
-export function tick(label, checked, onchange) {
+export function checkbox(label, checked, onchange) {
   const box = element("input", { type: "checkbox", checked, onchange: () => onchange(box.checked) });
   return { box, field: element("label", { className: "field" }, box, ` ${label}`) };
 }

@@ -1,14 +1,14 @@
-// The Attention tab. TensorBoard imports this in a frame of its own and calls render().
+// The Attention tab. TensorBoard imports this module in an iframe and calls render().
 //
-// What is shown follows from `state` alone: every control changes it and calls update(), which draws and writes the
-// address. Rows of a map are the tokens that read, columns the tokens that are looked at.
+// The view is a function of `state`: every control changes the state and calls update(), which draws and writes the
+// address. Rows of a map are queries, columns are keys.
 
-import { onAddress, readAddress, writeAddress } from "./address.js";
+import { onAddressChange, readAddress, writeAddress } from "./address.js";
 import { SCALES } from "./colours.js";
 import { fetchRuns } from "./data.js";
-import { choice, element, tick } from "./dom.js";
+import { checkbox, dropdown, element } from "./dom.js";
 import { Grid, rangeOf } from "./grid.js";
-import { METRICS, ROLE_FROM, roleOf } from "./metrics.js";
+import { METRICS, MIN_ROLE_SCORE, roleOf } from "./metrics.js";
 import { Panel } from "./panel.js";
 
 const POLL_MILLISECONDS = 3000;
@@ -17,19 +17,19 @@ const state = {
   layer: null,
   head: null,
   scale: "square root",
-  mute: false,
+  maskFirst: false,
   direction: "query",
   metric: "role",
   sorted: false,
-  atLeast: null, // a score below which heads are left out
+  minimum: null, // heads with a lower score are filtered out
   comparing: false,
-  pointed: null, // the token under the pointer, or
-  locked: null, // the one that a click has kept
+  hovered: null, // token under the pointer
+  pinned: null, // token that a click has selected
 };
 
-// The address that is still to be shown: its run may not have been read yet by a TensorBoard that has just started.
-let wanted = null;
-const patience = performance.now() + 20000;
+// The address to restore: a TensorBoard that has just started may not have read its run yet.
+let pendingAddress = null;
+const addressDeadline = performance.now() + 20000;
 
 let main, other, grid, heads, page, columns, status, controls;
 
@@ -39,20 +39,20 @@ export async function render() {
     element("title", {}, "Attention"),
   );
   document.documentElement.lang = "en";
-  main = new Panel("the view", update, point);
-  other = new Panel("the view to compare with", update, point);
+  main = new Panel("main view", update, selectToken);
+  other = new Panel("comparison view", update, selectToken);
   other.follow = other.followBox.checked = false;
-  grid = new Grid((selected) => select(selected));
+  grid = new Grid((head) => selectHead(head));
   build();
   followTheme();
   document.addEventListener("keydown", keydown);
-  wanted = readAddress();
-  onAddress(() => {
-    wanted = readAddress();
+  pendingAddress = readAddress();
+  onAddressChange(() => {
+    pendingAddress = readAddress();
     poll();
   });
   while (true) {
-    // The frame has no width while another tab of TensorBoard's is in front.
+    // The iframe has no width while another tab of TensorBoard is selected.
     if (!document.hidden && document.documentElement.clientWidth) await poll();
     await new Promise((resolve) => setTimeout(resolve, POLL_MILLISECONDS));
   }
@@ -63,24 +63,24 @@ function build() {
   const scales = Object.fromEntries(Object.keys(SCALES).map((scale) => [scale, scale]));
   const set = (name) => (value) => {
     state[name] = value;
-    if (name === "metric") state.atLeast = null;
+    if (name === "metric") state.minimum = null;
     update();
   };
-  const atLeast = element("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => set("atLeast")(atLeast.value > atLeast.min ? Number(atLeast.value) : null) });
+  const minimum = element("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => set("minimum")(minimum.value > minimum.min ? Number(minimum.value) : null) });
   controls = {
-    metric: choice("Score", { role: "role (the highest)", ...metrics }, "role", set("metric")),
-    sorted: tick("sort by it", false, set("sorted")),
-    atLeast,
-    atLeastText: element("output"),
-    scale: choice("Brightness", scales, state.scale, set("scale")),
-    direction: choice("A token shows", { query: "where it looks", key: "who looks at it" }, state.direction, set("direction")),
-    mute: tick("mute token 0", false, set("mute")),
-    compare: tick("compare with another step or run", false, (comparing) => {
+    metric: dropdown("Score", { role: "role (highest score)", ...metrics }, "role", set("metric")),
+    sorted: checkbox("sort by score", false, set("sorted")),
+    minimum,
+    minimumText: element("output"),
+    scale: dropdown("Brightness", scales, state.scale, set("scale")),
+    direction: dropdown("Selected token is", { query: "the query", key: "the key" }, state.direction, set("direction")),
+    maskFirst: checkbox("mask token 0", false, set("maskFirst")),
+    compare: checkbox("compare with another step or run", false, (comparing) => {
       state.comparing = comparing;
       update();
     }),
   };
-  controls.mute.field.title = "in the maps, what the first token gets is left out and the others share its weight; scores stay";
+  controls.maskFirst.field.title = "set the weights on token 0 to zero and renormalise each row of the maps; scores do not change";
   status = element("p", { className: "status", role: "status" });
   heads = element(
     "section",
@@ -90,14 +90,14 @@ function build() {
       { className: "row" },
       controls.metric.field,
       controls.sorted.field,
-      element("label", { className: "field" }, "at least ", atLeast, " ", controls.atLeastText),
+      element("label", { className: "field" }, "minimum ", minimum, " ", controls.minimumText),
     ),
     grid.node,
   );
   const caution = element(
     "p",
     { className: "caution" },
-    "Attention weights say where a head reads, not why the model writes what it writes: they are not explanations " +
+    "Attention weights show which tokens a head reads, not why the model predicts a token: they are not explanations " +
       "(Jain and Wallace 2019).",
   );
   columns = element("div", { className: "columns" }, heads, main.node, other.node);
@@ -106,13 +106,13 @@ function build() {
     { hidden: true },
     element(
       "div",
-      { className: "row looks" },
+      { className: "row display" },
       controls.scale.field,
       controls.direction.field,
-      controls.mute.field,
+      controls.maskFirst.field,
       controls.compare.field,
     ),
-    element("p", { className: "legend" }, "Row: the token that reads. Bright: where it looks. Grey: the future, which it cannot see."),
+    element("p", { className: "legend" }, "Rows are queries, columns are keys, brightness is attention weight. Grey: masked future keys."),
     columns,
     caution,
     about(),
@@ -125,59 +125,59 @@ function about() {
   return element(
     "details",
     {},
-    element("summary", {}, "Scores and keys"),
+    element("summary", {}, "Scores and keyboard shortcuts"),
     element(
       "p",
       {},
-      `A head's role is the highest of previous token, sink, induction and duplicate token, if that is at least ${ROLE_FROM} ` +
-        "and, in a short text, twice what a head has that looks everywhere alike. " +
-        "Token 0 is the end of text that begins every document; a head that has nothing to do looks there.",
+      `A head's role is the highest of its previous token, sink, induction and duplicate token scores, if that is at least ` +
+        `${MIN_ROLE_SCORE} and, in a short text, twice the score of uniform attention. ` +
+        "Token 0 is the end-of-text that begins every document; many heads use it as an attention sink.",
     ),
     element("dl", {}, ...entries),
     element(
       "p",
       {},
-      "Arrow keys: another head. Comma and full stop: a capture back or on. Space: play. In the strip of tokens, arrow " +
-        "keys: another token. A click keeps a token, Escape lets it go.",
+      "Arrow keys: select a head. Comma and full stop: previous and next capture. Space: play. In the token strip, arrow " +
+        "keys: select a token. Click: pin a token. Escape: unpin it.",
     ),
   );
 }
 
-// Ask the server what there is, and draw if that is news.
+// Polls the server, and draws if anything changed.
 async function poll() {
   try {
     const runs = await fetchRuns();
     if (!Object.keys(runs).length) {
-      say("No attention maps here yet. Train with attention_maps.enabled, or run scripts/watch_attention.py.");
+      showStatus("There are no attention maps yet. Train with attention_maps.enabled, or run scripts/watch_attention.py.");
       page.hidden = true;
       return;
     }
     let changed = await main.update(runs);
     if (state.comparing) changed = (await other.update(runs)) || changed;
     else other.runs = runs;
-    if (wanted?.run && !(wanted.run in runs) && performance.now() < patience) {
-      say(`Waiting for TensorBoard to read the run ${wanted.run}.`);
+    if (pendingAddress?.run && !(pendingAddress.run in runs) && performance.now() < addressDeadline) {
+      showStatus(`Waiting for TensorBoard to read the run ${pendingAddress.run}.`);
       return;
     }
-    const restored = wanted !== null;
-    if (wanted) await restore(wanted, runs);
-    wanted = null;
+    const restored = pendingAddress !== null;
+    if (pendingAddress) await restore(pendingAddress, runs);
+    pendingAddress = null;
     if (!main.capture) {
-      say("The first capture is being written.");
+      showStatus("Waiting for the first capture.");
       return;
     }
-    say("");
-    if (page.hidden) window.focus(); // so that keys work at once
+    showStatus("");
+    if (page.hidden) window.focus(); // so that keyboard shortcuts work immediately
     if (changed || restored || page.hidden || main.failed || other.failed || grid.failed) {
       page.hidden = false;
       await update();
     }
   } catch (error) {
-    say(`TensorBoard does not answer (${error.message}); trying again.`);
+    showStatus(`TensorBoard does not respond (${error.message}); retrying.`);
   }
 }
 
-function say(text) {
+function showStatus(text) {
   if (status.textContent !== text) status.textContent = text;
   status.hidden = !text;
 }
@@ -187,16 +187,17 @@ async function restore(address, runs) {
     const { select } = controls[name];
     if ([...select.options].some((option) => option.value === address[name])) state[name] = select.value = address[name];
   }
-  for (const name of ["mute", "sorted"]) if (address[name]) state[name] = controls[name].box.checked = true;
+  if (address.mute) state.maskFirst = controls.maskFirst.box.checked = true;
+  if (address.sorted) state.sorted = controls.sorted.box.checked = true;
   if (address.compare) state.comparing = controls.compare.box.checked = true;
-  if (Number.isFinite(Number(address.atLeast ?? NaN))) state.atLeast = Number(address.atLeast);
+  if (Number.isFinite(Number(address.atLeast ?? NaN))) state.minimum = Number(address.atLeast);
   await restorePanel(main, address.run, address.probe, address.step);
   if (state.comparing) {
     await other.update(runs);
     await restorePanel(other, address.run2, address.probe2, address.step2);
   }
   for (const name of ["layer", "head"]) if (/^\d+$/.test(address[name] ?? "")) state[name] = Number(address[name]);
-  if (/^\d+$/.test(address.token ?? "")) state.locked = Number(address.token);
+  if (/^\d+$/.test(address.token ?? "")) state.pinned = Number(address.token);
 }
 
 async function restorePanel(panel, run, tag, step) {
@@ -207,20 +208,20 @@ async function restorePanel(panel, run, tag, step) {
 }
 
 let drawing = null;
-let again = false;
+let redraw = false;
 
-// Draw what `state` says; calls while drawing are made up for by one drawing after it.
+// Draws `state`; calls during a drawing are merged into one drawing after it.
 async function update() {
   if (page.hidden) return;
   if (drawing) {
-    again = true;
+    redraw = true;
     return drawing;
   }
-  drawing = draw().catch((error) => say(`Could not be drawn: ${error.message}`));
+  drawing = draw().catch((error) => showStatus(`Drawing failed: ${error.message}`));
   await drawing;
   drawing = null;
-  if (again) {
-    again = false;
+  if (redraw) {
+    redraw = false;
     await update();
   }
 }
@@ -228,16 +229,16 @@ async function update() {
 async function draw() {
   if (!main.capture) return;
   const scores = main.scores;
-  if (scores.sink[state.layer]?.[state.head] === undefined) Object.assign(state, strongest(scores));
+  if (scores.sink[state.layer]?.[state.head] === undefined) Object.assign(state, initialHead(scores));
   if (state.metric !== "role" && !scores[state.metric]) state.metric = controls.metric.select.value = "role";
   const range = rangeOf(scores, state.metric);
-  controls.atLeast.min = range.low;
-  controls.atLeast.max = range.high;
-  controls.atLeast.step = (range.high - range.low) / 100 || 1;
-  controls.atLeast.value = Math.max(range.low, state.atLeast ?? range.low);
-  if (state.locked >= main.series.size) state.locked = null;
-  controls.atLeastText.textContent = Number(controls.atLeast.value).toFixed(2);
-  const look = { scale: state.scale, mute: state.mute, direction: state.direction, dark: document.body.classList.contains("dark"), spoken: state.locked !== null && !main.playing };
+  controls.minimum.min = range.low;
+  controls.minimum.max = range.high;
+  controls.minimum.step = (range.high - range.low) / 100 || 1;
+  controls.minimum.value = Math.max(range.low, state.minimum ?? range.low);
+  if (state.pinned >= main.series.size) state.pinned = null;
+  controls.minimumText.textContent = Number(controls.minimum.value).toFixed(2);
+  const options = { scale: state.scale, maskFirst: state.maskFirst, direction: state.direction, dark: document.body.classList.contains("dark"), announce: state.pinned !== null && !main.playing };
   if (state.comparing && !other.series) {
     await other.update(other.runs);
     await other.choose(main.series.run, main.series.tag);
@@ -245,20 +246,20 @@ async function draw() {
   }
   other.node.hidden = !state.comparing;
   columns.classList.toggle("comparing", state.comparing);
-  const place = state.comparing ? main.node : heads; // beside the map it is seen without scrolling
-  if (main.table.node.parentNode !== place) place.append(main.table.node);
-  const pointed = state.pointed ?? state.locked ?? main.series.size - 1;
+  const parent = state.comparing ? main.node : heads; // next to the map it is visible without scrolling
+  if (main.table.node.parentNode !== parent) parent.append(main.table.node);
+  const selectedToken = state.hovered ?? state.pinned ?? main.series.size - 1;
   const selected = { layer: state.layer, head: state.head };
   await Promise.all([
-    main.draw(selected, look, pointed),
-    state.comparing && other.capture ? other.draw(selected, look, pointed) : null,
-    grid.draw(main.series, main.capture, scores, { ...look, metric: state.metric, sorted: state.sorted, atLeast: state.atLeast }, selected),
+    main.draw(selected, options, selectedToken),
+    state.comparing && other.capture ? other.draw(selected, options, selectedToken) : null,
+    grid.draw(main.series, main.capture, scores, { ...options, metric: state.metric, sorted: state.sorted, minimum: state.minimum }, selected),
   ]);
-  if (main.capture) remember();
+  if (main.capture) saveAddress();
 }
 
-// The head with the clearest role is shown first.
-function strongest(scores) {
+// The head with the highest role score except sinks: the initial selection.
+function initialHead(scores) {
   let best = { layer: 0, head: 0, value: 0 };
   scores.sink.forEach((row, layer) =>
     row.forEach((_, head) => {
@@ -269,24 +270,24 @@ function strongest(scores) {
   return { layer: best.layer, head: best.head };
 }
 
-function remember() {
+function saveAddress() {
   const flag = (on) => (on ? 1 : null);
-  const place = (panel) => [panel.series.run, panel.series.tag, panel.follow ? null : panel.capture.step];
-  const [run, probe, step] = place(main);
-  const [run2, probe2, step2] = state.comparing && other.capture ? place(other) : [null, null, null];
+  const viewOf = (panel) => [panel.series.run, panel.series.tag, panel.follow ? null : panel.capture.step];
+  const [run, probe, step] = viewOf(main);
+  const [run2, probe2, step2] = state.comparing && other.capture ? viewOf(other) : [null, null, null];
   writeAddress({
     run,
     probe,
     step,
     layer: state.layer,
     head: state.head,
-    token: state.locked,
+    token: state.pinned,
     scale: state.scale === "square root" ? null : state.scale,
     direction: state.direction === "query" ? null : state.direction,
     metric: state.metric === "role" ? null : state.metric,
-    mute: flag(state.mute),
+    mute: flag(state.maskFirst),
     sorted: flag(state.sorted),
-    atLeast: state.atLeast,
+    atLeast: state.minimum,
     compare: flag(state.comparing),
     run2,
     probe2,
@@ -294,20 +295,21 @@ function remember() {
   });
 }
 
-function select({ layer, head }, focus = false) {
+function selectHead({ layer, head }, focus = false) {
   Object.assign(state, { layer, head });
   update();
   if (focus) grid.focus(state);
 }
 
-function point(token, lock, force = false) {
-  if (lock) {
-    state.locked = token === state.locked && !force ? null : token;
-    state.pointed = null;
-  } else if (state.locked !== null || state.pointed === token) {
-    return; // a token that is kept stays
+// Hovers or pins a token; pinning the pinned token unpins it, unless `force` is set.
+function selectToken(token, pin, force = false) {
+  if (pin) {
+    state.pinned = token === state.pinned && !force ? null : token;
+    state.hovered = null;
+  } else if (state.pinned !== null || state.hovered === token) {
+    return; // a pinned token stays selected
   } else {
-    state.pointed = token;
+    state.hovered = token;
   }
   update();
 }
@@ -315,14 +317,14 @@ function point(token, lock, force = false) {
 function keydown(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") {
-    state.locked = state.pointed = null;
+    state.pinned = state.hovered = null;
     return update();
   }
-  // A key that the focused control has a use for is the control's.
+  // A focused control handles its own keys.
   const isSlider = event.target.closest("input[type=range]");
   if (event.target.closest("select, summary") || (isSlider && event.key.startsWith("Arrow"))) return;
   const arrow = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] }[event.key];
-  if (arrow) select(grid.neighbour(state, ...arrow), grid.node.contains(document.activeElement));
+  if (arrow) selectHead(grid.neighbour(state, ...arrow), grid.node.contains(document.activeElement));
   else if (event.key === ",") main.goBy(-1);
   else if (event.key === ".") main.goBy(1);
   else if (event.key === " " && !event.target.closest("button, input[type=checkbox]")) main.togglePlay();
@@ -330,22 +332,22 @@ function keydown(event) {
   event.preventDefault();
 }
 
-// TensorBoard marks its own page as dark; elsewhere the system's preference counts.
+// Follows TensorBoard's dark mode; outside TensorBoard, the system's preference.
 function followTheme() {
   const preference = matchMedia("(prefers-color-scheme: dark)");
-  let around = null;
+  let parentBody = null;
   try {
-    around = window.parent !== window ? window.parent.document.body : null;
+    parentBody = window.parent !== window ? window.parent.document.body : null;
   } catch {
-    // the page around is another site's
+    // the parent page has another origin
   }
   const apply = () => {
-    const dark = around ? around.classList.contains("dark-mode") : preference.matches;
+    const dark = parentBody ? parentBody.classList.contains("dark-mode") : preference.matches;
     if (document.body.classList.contains("dark") === dark) return;
     document.body.classList.toggle("dark", dark);
     update();
   };
-  if (around) new MutationObserver(apply).observe(around, { attributes: true, attributeFilter: ["class"] });
+  if (parentBody) new MutationObserver(apply).observe(parentBody, { attributes: true, attributeFilter: ["class"] });
   preference.addEventListener("change", apply);
   apply();
 }

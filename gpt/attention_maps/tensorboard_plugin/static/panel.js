@@ -1,6 +1,6 @@
-// One view of one run: which run, probe and step, and the head that is looked at there.
+// One view: a run, a probe, a step, and the selected head.
 
-import { choice, element, setChoices } from "./dom.js";
+import { dropdown, element, setOptions } from "./dom.js";
 import { Series, headMap } from "./data.js";
 import { HeadView } from "./head_view.js";
 import { METRICS, roleOf } from "./metrics.js";
@@ -9,8 +9,8 @@ import { ScoreTable } from "./score_table.js";
 const PLAY_MILLISECONDS = 120;
 
 export class Panel {
-  // `onchange()` is called when another run, probe or step is chosen; `onpoint` as in HeadView.
-  constructor(name, onchange, onpoint) {
+  // `onchange()` is called when the run, probe or step changes; `onselect` as in HeadView.
+  constructor(name, onchange, onselect) {
     this.onchange = onchange;
     this.runs = {};
     this.allSeries = new Map();
@@ -18,9 +18,9 @@ export class Panel {
     this.step = null;
     this.follow = true;
     this.playing = false;
-    this.failed = false; // the map that is to be seen could not be loaded
-    this.run = choice("Run", {}, "", (run) => this.choose(run, null));
-    this.probe = choice("Probe", {}, "", (tag) => this.choose(this.run.select.value, tag));
+    this.failed = false; // whether the map could not be loaded
+    this.run = dropdown("Run", {}, "", (run) => this.choose(run, null));
+    this.probe = dropdown("Probe", {}, "", (tag) => this.choose(this.run.select.value, tag));
     this.slider = element("input", {
       type: "range",
       min: 0,
@@ -36,7 +36,7 @@ export class Panel {
     this.title = element("h2");
     this.badge = element("span", { className: "badge" });
     this.note = element("p", { className: "note", role: "status" });
-    this.view = new HeadView(onpoint);
+    this.view = new HeadView(onselect);
     this.table = new ScoreTable((step) => this.goTo(this.series.captures.findIndex((capture) => capture.step >= step)));
     this.node = element(
       "section",
@@ -46,9 +46,9 @@ export class Panel {
         "div",
         { className: "row" },
         this.playButton,
-        element("button", { onclick: () => this.goBy(-1), "aria-label": "one capture back", title: "one capture back" }, "◀"),
+        element("button", { onclick: () => this.goBy(-1), "aria-label": "previous capture", title: "previous capture" }, "◀"),
         this.slider,
-        element("button", { onclick: () => this.goBy(1), "aria-label": "one capture on", title: "one capture on" }, "▶"),
+        element("button", { onclick: () => this.goBy(1), "aria-label": "next capture", title: "next capture" }, "▶"),
         this.stepText,
         element("label", { className: "field" }, this.followBox, " follow latest"),
       ),
@@ -63,32 +63,32 @@ export class Panel {
     return this.series?.captures[this.index] ?? null;
   }
 
-  // Of the capture at the step that is looked at, or of the last one before it.
+  // Index of the capture at the current step, or of the last capture before it.
   get index() {
     const captures = this.series?.captures ?? [];
     return this.step === null ? captures.length - 1 : Math.max(0, captures.findLastIndex(({ step }) => step <= this.step));
   }
 
-  // Scores at each step: what only the repeated-random probe defines is taken from it.
+  // Scores per step; scores that only the repeated random sequence defines come from that series.
   get history() {
     return this.series.captures.map((capture) => ({
       step: capture.step,
-      scores: { ...this.repeats?.scoresAt(capture.step), ...capture.scores },
+      scores: { ...this.repeatedRandom?.scoresAt(capture.step), ...capture.scores },
     }));
   }
 
   get scores() {
-    return { ...this.repeats?.scoresAt(this.capture.step), ...this.capture.scores };
+    return { ...this.repeatedRandom?.scoresAt(this.capture.step), ...this.capture.scores };
   }
 
-  // Take over what the server lists now, and read what is new in the series that are shown.
+  // Takes the server's current list of runs, and reads new captures of the series shown.
   async update(runs) {
     this.runs = runs;
     for (const [key, { run, tag }] of this.allSeries) if (!runs[run]?.[tag]) this.allSeries.delete(key);
     const names = Object.keys(runs).sort();
-    setChoices(this.run.select, Object.fromEntries(names.map((name) => [name, name])), this.series?.run ?? "");
+    setOptions(this.run.select, Object.fromEntries(names.map((name) => [name, name])), this.series?.run ?? "");
     if (!this.series || !runs[this.series.run]?.[this.series.tag]) {
-      const latest = (run) => Math.max(...Object.values(runs[run]).map((facts) => facts.last_wall_time));
+      const latest = (run) => Math.max(...Object.values(runs[run]).map((metadata) => metadata.last_wall_time));
       const run = this.series && runs[this.series.run] ? this.series.run : names.sort((a, b) => latest(b) - latest(a))[0];
       return this.#show(run, null);
     }
@@ -96,7 +96,7 @@ export class Panel {
     return this.#refresh();
   }
 
-  // Another run or probe; without a tag, the run's latest text.
+  // Shows another run or probe; without a tag, the run's latest text.
   async choose(run, tag) {
     if (await this.#show(run, tag)) this.onchange();
   }
@@ -107,8 +107,8 @@ export class Panel {
     const chosen = tags[tag] ? tag : order[0];
     if (!chosen) return false;
     this.series = this.#seriesOf(run, chosen);
-    const twice = order.find((other) => tags[other].repeats);
-    this.repeats = twice ? this.#seriesOf(run, twice) : null;
+    const randomTag = order.find((other) => tags[other].repeats);
+    this.repeatedRandom = randomTag ? this.#seriesOf(run, randomTag) : null;
     this.#listProbes();
     await this.#refresh();
     return true;
@@ -122,18 +122,18 @@ export class Panel {
 
   #listProbes() {
     const tags = this.runs[this.series.run];
-    setChoices(
+    setOptions(
       this.probe.select,
-      Object.fromEntries(Object.entries(tags).map(([tag, facts]) => [tag, `${tag.replace(/^attention\//, "")} · ${preview(facts)}`])),
+      Object.fromEntries(Object.entries(tags).map(([tag, metadata]) => [tag, `${tag.replace(/^attention\//, "")} · ${preview(metadata)}`])),
       this.series.tag,
     );
     this.run.select.value = this.series.run;
   }
 
   async #refresh() {
-    const wanted = [...new Set([this.series, this.repeats])].filter((series) => series && this.runs[series.run]?.[series.tag]);
+    const shown = [...new Set([this.series, this.repeatedRandom])].filter((series) => series && this.runs[series.run]?.[series.tag]);
     const changed = await Promise.all(
-      wanted.map((series) => series.refresh(this.runs[series.run][series.tag].last_wall_time)),
+      shown.map((series) => series.refresh(this.runs[series.run][series.tag].last_wall_time)),
     );
     if (this.follow) this.step = this.series.captures.at(-1)?.step ?? null;
     return changed.some(Boolean);
@@ -143,7 +143,7 @@ export class Panel {
     const captures = this.series?.captures ?? [];
     if (!captures.length) return;
     this.step = captures[Math.min(captures.length - 1, Math.max(0, index))].step;
-    this.#setFollowQuietly(false);
+    this.#setFollow(false);
     return this.onchange();
   }
 
@@ -152,12 +152,12 @@ export class Panel {
   }
 
   setFollow(follow) {
-    this.#setFollowQuietly(follow);
+    this.#setFollow(follow);
     if (follow) this.step = this.series?.captures.at(-1)?.step ?? null;
     this.onchange();
   }
 
-  #setFollowQuietly(follow) {
+  #setFollow(follow) {
     this.follow = follow;
     this.followBox.checked = follow;
   }
@@ -167,7 +167,7 @@ export class Panel {
     if (this.playing) this.#play();
   }
 
-  // Each capture is drawn before the next one is asked for, however long its maps take to come.
+  // Waits for each capture to be drawn before requesting the next one.
   async #play() {
     this.playButton.textContent = "❚❚ pause";
     const atEnd = () => this.index >= this.series.captures.length - 1;
@@ -179,8 +179,8 @@ export class Panel {
     this.playButton.textContent = "▶ play";
   }
 
-  // `look` is {scale, mute, direction, dark}.
-  async draw({ layer, head }, look, pointed) {
+  // `options` is {scale, maskFirst, direction, dark}.
+  async draw({ layer, head }, options, selectedToken) {
     const { series, capture } = this;
     this.slider.max = series.captures.length - 1;
     this.slider.value = this.index;
@@ -196,24 +196,24 @@ export class Panel {
     this.failed = false;
     this.note.textContent = "";
     if (!inRange) {
-      this.note.textContent = "This run's model has no such head.";
+      this.note.textContent = "The model of this run does not have this head.";
     } else if (!capture.has_maps) {
-      this.note.textContent = "Of this probe the scores are kept at every step, the maps at the last one only.";
+      this.note.textContent = "This probe has scores at every step, and maps at the last step only.";
     } else {
       try {
-        map = headMap(await series.layer(capture, layer), head, series.size, look.mute);
+        map = headMap(await series.layer(capture, layer), head, series.size, options.maskFirst);
       } catch (error) {
         this.failed = true;
-        this.note.textContent = `The map could not be loaded (${error.message}); trying again.`;
+        this.note.textContent = `The map could not be loaded (${error.message}); retrying.`;
       }
     }
-    const token = pointed === null || pointed >= series.size ? null : pointed;
-    this.view.draw(series.facts, map, look, token, `attention map of layer ${layer}, head ${head}, step ${capture.step}`);
+    const token = selectedToken === null || selectedToken >= series.size ? null : selectedToken;
+    this.view.draw(series.metadata, map, options, token, `attention map of layer ${layer}, head ${head}, step ${capture.step}`);
   }
 }
 
 function preview({ labels, repeats }) {
-  if (repeats) return "random tokens, twice";
+  if (repeats) return "repeated random sequence";
   const text = labels.slice(1).join("").replaceAll("·", " ").replaceAll("⏎", " ").trim();
   return text.length > 36 ? `${text.slice(0, 36)}…` : text;
 }
