@@ -27,20 +27,13 @@ _PREFIX = "transformer."
 # Our module name to Hugging Face's.
 _EMBEDDINGS = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
 _IN_BLOCK = {
-    "attention_norm": "ln_1",
-    "attention.qkv": "attn.c_attn",
-    "attention.out_proj": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.fc_in": "mlp.c_fc",
-    "mlp.fc_out": "mlp.c_proj",
+    **{"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.out_proj": "attn.c_proj"},
+    **{"mlp_norm": "ln_2", "mlp.fc_in": "mlp.c_fc", "mlp.fc_out": "mlp.c_proj"},
 }
 # Our field of GPTConfig to the key of config.json.
 _SIZES = {
-    "vocab_size": "vocab_size",
-    "context_length": "n_positions",
-    "d_model": "n_embd",
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
+    **{"vocab_size": "vocab_size", "context_length": "n_positions"},
+    **{"d_model": "n_embd", "num_layers": "n_layer", "num_heads": "n_head"},
 }
 # Supported values of other keys of config.json, which may also be absent.
 _SUPPORTED = {

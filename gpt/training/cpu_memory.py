@@ -55,7 +55,7 @@ def _allocate_adamw_state(optimizer: torch.optim.Optimizer) -> None:
     leave, where they would fragment the memory of every later step: a twentieth of the peak.
     """
     for group in optimizer.param_groups:
-        for parameter in group["params"] if "betas" in group else ():
+        for parameter in group["params"] if "momentum" not in group else ():  # Muon has no such state
             optimizer.state[parameter] = {
                 "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
                 "exp_avg": torch.zeros_like(parameter),

@@ -5,7 +5,7 @@ embeddings, biases and norms stay with AdamW.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,60 +24,44 @@ def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimi
             hidden.append(parameter)
         else:
             matrices.append(parameter)
-    adamw = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}],
-        lr=config.learning_rate,
-        betas=config.betas,
-        fused=True,  # on a CPU a sixth of the default's time
-    )
-    return MuonWithAdamW(hidden, config, adamw) if config.name == "muon" else adamw
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    if config.name == "muon":
+        return MuonWithAdamW(hidden, groups, config)
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
-class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon for the hidden matrices and AdamW for all other parameters, as one optimizer.
+class MuonWithAdamW(torch.optim.AdamW):
+    """Muon for the hidden matrices and AdamW for all other parameters.
 
-    One optimizer, so that Lightning's automatic optimisation counts one step, and schedule, clipping and checkpoint
-    apply to both.
-
-    Muon replaces each momentum-averaged gradient by the nearest orthogonal matrix, so that every direction is learned
-    at the same pace, and scales it by ``sqrt(max(1, rows / columns))``.
-
-    Like torch's fused optimizers it reads ``found_inf``: where that tensor is 1, the step is skipped.
-
-    Args:
-        hidden: the matrices for Muon, (rows, columns) each.
-        adamw: holds the other parameters.
+    One optimizer, so that Lightning counts one step, and schedule, clipping and checkpoint apply to both. Muon replaces
+    each momentum-averaged gradient by the nearest orthogonal matrix, so that every direction is learned at the same
+    pace, and scales it by ``sqrt(max(1, rows / columns))``. Like fused AdamW it skips a step whose ``found_inf`` is 1.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
 
-    def __init__(self, hidden: Iterable[nn.Parameter], config: OptimConfig, adamw: torch.optim.AdamW) -> None:
-        self._adamw = adamw
-        muon = {
-            "params": list(hidden),
-            "lr": config.muon_learning_rate,
-            "momentum": config.muon_momentum,
-            "weight_decay": config.weight_decay,
-            "muon": True,
-        }
-        self.found_inf: Tensor | None = None
-        super().__init__([muon, *adamw.param_groups], defaults={})
+    found_inf: Tensor | None = None
+
+    def __init__(self, hidden: list[nn.Parameter], groups: list[dict[str, Any]], config: OptimConfig) -> None:
+        muon = {"params": hidden, "lr": config.muon_learning_rate, "weight_decay": config.weight_decay}
+        muon["momentum"] = config.muon_momentum
+        super().__init__([muon, *groups], lr=config.learning_rate, betas=config.betas, fused=True)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.optim.Optimizer.__setstate__(self, state)  # AdamW's expects its own state for every parameter
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step, unless ``found_inf`` is 1."""
+        """Take one step."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        for group in self.param_groups:
-            if "muon" in group:
-                self._muon_step(group)
-        # Loading a state dict creates new groups and a new state, so AdamW gets them at every step.
-        self._adamw.param_groups = [group for group in self.param_groups if "muon" not in group]
-        self._adamw.state = self.state
-        self._adamw.found_inf = self.found_inf  # type: ignore[attr-defined]
-        self._adamw.step()
+        groups = self.param_groups
+        self._muon_step(groups[0])
+        self.param_groups = groups[1:]
+        super().step()
+        self.param_groups = groups
         return loss
 
     def _muon_step(self, group: dict[str, Any]) -> None:
@@ -106,11 +90,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
 def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
     """Bring the singular values of matrices (N, rows, columns) to about 1, by a quintic Newton-Schulz iteration.
 
-    In bfloat16 on a GPU; elsewhere in float32, since a CPU without bfloat16 units takes 40 times longer with it.
-
-    Args:
-        matrices: any float dtype; not changed.
-        iterations: five bring singular values from 0.01 to 1 into about 0.7 to 1.2.
+    Five iterations bring singular values from 0.01 to 1 into about 0.7 to 1.2. In bfloat16 on a GPU; elsewhere in
+    float32, since a CPU without bfloat16 units takes 40 times longer with it.
 
     Source: Jordan et al. 2024, with its coefficients.
     """
@@ -133,11 +114,7 @@ def _square_parts(matrix: Tensor) -> list[Tensor]:
 
 
 def learning_rate_factor(step: int, config: OptimConfig, max_steps: int) -> float:
-    """The learning rate of an optimizer step as a fraction of the peak learning rate.
-
-    Args:
-        step: from 0.
-        max_steps: of the whole run.
+    """The learning rate of an optimizer step, counted from 0, as a fraction of the peak learning rate.
 
     Source: linear warmup and cosine as in Radford et al. 2018 (GPT), section 4.1; warmup-stable-decay as in
     Hu et al. 2024 (MiniCPM), section 4.
@@ -147,10 +124,9 @@ def learning_rate_factor(step: int, config: OptimConfig, max_steps: int) -> floa
     if config.schedule == "constant":
         return 1.0
     minimum = config.min_learning_rate / config.learning_rate
-    last = max_steps - 1
     decay_start = config.warmup_steps
     if config.schedule == "wsd":
         decay_start = max(decay_start, round(max_steps * (1 - config.decay_fraction)))
-    progress = min(1.0, max(0.0, (step - decay_start) / max(1, last - decay_start)))
+    progress = min(1.0, max(0.0, (step - decay_start) / max(1, max_steps - 1 - decay_start)))
     remaining = 1 - progress if config.schedule == "wsd" else 0.5 * (1 + math.cos(math.pi * progress))
     return minimum + remaining * (1 - minimum)
