@@ -1,0 +1,91 @@
+"""Each contender in a process of its own: with its own settings of torch and malloc, and its own peak memory."""
+
+import logging
+import math
+import multiprocessing
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from gpt.errors import UserError
+from scripts.benchmarks.contenders import Contender, Task, build
+
+log = logging.getLogger(__name__)
+
+_contender: Contender  # of this process, if it is a worker
+
+
+class Isolated:
+    """A contender, by its name for ``build``, in a worker process; a failure there becomes a UserError here."""
+
+    def __init__(self, name: str, task: Task) -> None:
+        self.name, self.task, self._next_batch = name, task, 0
+        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        self.initial_loss: float = self._call(_start, name, task)
+
+    def seconds(self, steps: int = 1) -> float:
+        """Wall time of some steps, on the next batches."""
+        first, self._next_batch = self._next_batch, self._next_batch + steps
+        return self._call(_run, Contender.seconds, self.task, first, self._next_batch)
+
+    def tokens_per_second(self) -> float:
+        """Tokens per second of one step, on the next batch."""
+        return self.task.batch_size * self.task.length / self.seconds()
+
+    def attention_kernels(self) -> list[str]:
+        """Names of the CUDA kernels in which attention runs."""
+        return self._call(_run, Contender.attention_kernels, self.task)
+
+    def close(self) -> int:
+        """End the process; returns its peak memory in bytes."""
+        peak: int = self._call(_run, Contender.peak_memory, self.task)
+        self._pool.shutdown()
+        return peak
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return self._pool.submit(function, *arguments).result()
+        except Exception as error:  # any: a peer's code may fail in any way
+            self._pool.shutdown()
+            raise UserError(f"{self.name} cannot be measured: {error}") from error
+
+
+def _start(name: str, task: Task) -> float:
+    global _contender
+    sys.stdout = sys.stderr  # libraries print; stdout is for results
+    _contender = build(name, task)
+    return float(_contender.loss(*task.batch(0)))  # with gradients, as it will be timed
+
+
+def _run(method: Callable[..., Any], *arguments: Any) -> Any:
+    return method(_contender, *arguments)
+
+
+def check_equal_losses(first: Isolated, second: Isolated, tolerance: float = 2e-3) -> None:
+    """Check that two contenders compute the same loss; the relative tolerance is for nanoGPT's exact GELU."""
+    if abs(second.initial_loss - first.initial_loss) > tolerance * first.initial_loss:
+        losses = f"{second.name} has loss {second.initial_loss} and {first.name} {first.initial_loss}"
+        raise UserError(f"{losses}; expected equal losses")
+
+
+def start_fastest(names: Sequence[str], task: Task) -> Isolated:
+    """Start the variants of a peer one by one, and keep the one whose second step is fastest."""
+    fastest: Isolated | None = None
+    fastest_seconds = math.inf
+    for name in names:
+        try:
+            contender = Isolated(name, task)
+            first, seconds = contender.seconds(), contender.seconds()
+        except UserError as error:  # for example, torch.compile finds no C++ compiler
+            log.info("  %s", error)
+            continue
+        log.info("  %s: %.2f s per step (the first took %.1f)", name, seconds, first)
+        slower: Isolated | None = contender
+        if seconds < fastest_seconds:
+            fastest, fastest_seconds, slower = contender, seconds, fastest
+        if slower is not None:
+            slower.close()
+    if fastest is None:
+        raise UserError(f"none of {', '.join(names)} can be measured; see above")
+    return fastest
