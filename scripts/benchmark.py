@@ -48,8 +48,6 @@ def body(argv: list[str]) -> int:
     args = parser().parse_args(argv)
     peers = _peers(",".join(args.peers).split(",") if args.peers else [])
     # Imported here so that --help answers at once.
-    from dataclasses import asdict
-
     from scripts.benchmarks import data, generate, train
     from scripts.benchmarks.protocol import table
 
@@ -66,7 +64,7 @@ def body(argv: list[str]) -> int:
             log.warning("skipped row %s: it compares with a peer; name one with --peers", name)
         rows += measured
     if args.json:
-        print_json({"rows": [asdict(row) for row in rows]})
+        print_json({"rows": [vars(row) for row in rows]})
     else:
         print(table(rows))
     return 0

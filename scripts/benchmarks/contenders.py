@@ -4,8 +4,8 @@ Dropout is 0; all clip the gradient to norm 1 and use AdamW with the same learni
 """
 
 import contextlib
-import importlib.util
 import resource
+import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -101,13 +101,26 @@ def build(name: str, task: Task) -> Contender:
     if task.device == "cuda":
         torch.set_float32_matmul_precision("high")  # TF32 for what stays in float32, as in train.py and nanoGPT
     torch.manual_seed(0)
-    model = GPT(task.config)
+    model, rate, decay, betas = GPT(task.config), _OPTIM.learning_rate, _OPTIM.weight_decay, _OPTIM.betas
     if kind == "mini-gpt":
         return mini_gpt(model.to(task.device), _OPTIM, compiled=variant == "compiled")
     if kind == "nanogpt":
         assert task.nanogpt is not None
-        return _nanogpt(task.nanogpt, model, task.device, compiled=variant == "compiled")
-    return _transformers(model, task.device, fused=variant == "fused")
+        # On a GPU the vocabulary is padded to a multiple of 64, as nanoGPT does when it trains from scratch.
+        peer = nanogpt_model(task.nanogpt, model, pad_multiple=64 if task.device == "cuda" else 1)
+        peer.to(task.device).train()
+        forward = torch.compile(peer) if variant == "compiled" else peer
+        optimizer = peer.configure_optimizers(decay, rate, betas, task.device)
+        return Contender(peer, lambda inputs, targets: forward(inputs, targets)[1], optimizer)
+    peer = transformers_model(model).to(task.device).train()
+    matrices, vectors = ([p for p in peer.parameters() if (p.ndim >= 2) == is_matrix] for is_matrix in (True, False))
+    groups = [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
+    adamw = torch.optim.AdamW(groups, lr=rate, betas=betas, fused=variant == "fused" or None)  # None as the Trainer
+
+    def mean_loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(peer(inputs).logits.float().flatten(0, 1), targets.flatten())
+
+    return Contender(peer, mean_loss, adamw)
 
 
 def mini_gpt(model: GPT, optim: OptimConfig, compiled: bool = False) -> Contender:
@@ -125,39 +138,13 @@ def mini_gpt(model: GPT, optim: OptimConfig, compiled: bool = False) -> Contende
     return Contender(model, mean_loss, optimizer, foreach=True)
 
 
-def _nanogpt(folder: Path, model: GPT, device: str, compiled: bool) -> Contender:
-    """A checkout of nanoGPT, with the optimizer that its ``configure_optimizers`` builds."""
-    # On a GPU the vocabulary is padded to a multiple of 64, as nanoGPT does when it trains from scratch.
-    peer = nanogpt_model(folder, model, pad_multiple=64 if device == "cuda" else 1).to(device).train()
-    optimizer = peer.configure_optimizers(_OPTIM.weight_decay, _OPTIM.learning_rate, _OPTIM.betas, device)
-    forward = torch.compile(peer) if compiled else peer
-    return Contender(peer, lambda inputs, targets: forward(inputs, targets)[1], optimizer)
-
-
-def _transformers(model: GPT, device: str, fused: bool) -> Contender:
-    """GPT2LMHeadModel with torch's AdamW, in the default form that the Trainer uses or in the fused form."""
-    peer = transformers_model(model).to(device).train()
-    matrices, vectors = ([p for p in peer.parameters() if (p.ndim >= 2) == is_matrix] for is_matrix in (True, False))
-    groups = [{"params": matrices, "weight_decay": _OPTIM.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=_OPTIM.learning_rate, betas=_OPTIM.betas, fused=fused or None)
-
-    def mean_loss(inputs: Tensor, targets: Tensor) -> Tensor:
-        return F.cross_entropy(peer(inputs).logits.float().flatten(0, 1), targets.flatten())
-
-    return Contender(peer, mean_loss, optimizer)
-
-
 def nanogpt_model(folder: Path, model: GPT, pad_multiple: int = 1) -> Any:
     """A checkout's model with the weights of a GPT; its vocabulary is padded to the multiple, with zeros."""
-    spec = importlib.util.spec_from_file_location("nanogpt_model", folder / "model.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    vocab_size = -(-model.config.vocab_size // pad_multiple) * pad_multiple
+    config, vocab_size = model.config, -(-model.config.vocab_size // pad_multiple) * pad_multiple
     with contextlib.redirect_stdout(sys.stderr):  # nanoGPT prints; stdout is for results
-        spec.loader.exec_module(module)
-        shape = {"block_size": model.config.context_length, "vocab_size": vocab_size, "dropout": 0.0, "bias": True}
-        return _with_weights(module.GPT(module.GPTConfig(**_shape(model), **shape)), model)
+        code = runpy.run_path(str(folder / "model.py"))
+        shape = {"block_size": config.context_length, "vocab_size": vocab_size, "dropout": 0.0, "bias": True}
+        return _with_weights(code["GPT"](code["GPTConfig"](**_shape(model), **shape)), model)
 
 
 def transformers_model(model: GPT) -> Any:

@@ -24,19 +24,14 @@ _LOADER_SECONDS = 5.0
 
 
 def write_text(path: Path, megabytes: int) -> int:
-    """Write the paragraphs of the Python reference in ever new orders, each with a number, so that all differ.
-
-    Returns:
-        The size in bytes.
-    """
+    """Write numbered paragraphs of the Python reference, in a new order each time; returns the size in bytes."""
     paragraphs = [paragraph for text in topics.values() for paragraph in text.split("\n\n") if paragraph.strip()]
     generator, number = random.Random(0), 0
     with path.open("w", encoding="utf-8") as file:
         while file.tell() < megabytes * 1_000_000:
             generator.shuffle(paragraphs)
-            for paragraph in paragraphs:
-                number += 1
-                file.write(f"{number}. {paragraph}\n\n")
+            file.writelines(f"{number}. {paragraph}\n\n" for number, paragraph in enumerate(paragraphs, number))
+            number += len(paragraphs)
     return path.stat().st_size
 
 
@@ -51,8 +46,7 @@ def _tiktoken_rate(text: str, size: int, threads: int) -> float:
     chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)]
     started = time.perf_counter()
     with ThreadPoolExecutor(threads) as pool:
-        for _ in pool.map(encode, chunks):
-            pass
+        pool.map(encode, chunks)  # the end of the block waits for all
     return size / 1e6 / (time.perf_counter() - started)
 
 

@@ -13,7 +13,7 @@ from scripts.benchmarks.contenders import Contender, Task, build
 
 log = logging.getLogger(__name__)
 
-_contender: Contender  # of this process, if it is a worker
+_contender: Contender | None = None  # of this process, if it is a worker
 
 
 class Isolated:
@@ -22,44 +22,41 @@ class Isolated:
     def __init__(self, name: str, task: Task) -> None:
         self.name, self.task, self._next_batch = name, task, 0
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
-        self.initial_loss: float = self._call(_start, name, task)
+        self.initial_loss: float = self.call(_start, name)
 
     def seconds(self, steps: int = 1) -> float:
         """Wall time of some steps, on the next batches."""
         first, self._next_batch = self._next_batch, self._next_batch + steps
-        return self._call(_run, Contender.seconds, self.task, first, self._next_batch)
+        return self.call(Contender.seconds, first, self._next_batch)
 
     def tokens_per_second(self) -> float:
         """Tokens per second of one step, on the next batch."""
         return self.task.batch_size * self.task.length / self.seconds()
 
-    def attention_kernels(self) -> list[str]:
-        """Names of the CUDA kernels in which attention runs."""
-        return self._call(_run, Contender.attention_kernels, self.task)
-
     def close(self) -> int:
         """End the process; returns its peak memory in bytes."""
-        peak: int = self._call(_run, Contender.peak_memory, self.task)
+        peak: int = self.call(Contender.peak_memory)
         self._pool.shutdown()
         return peak
 
-    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a method of the contender with the task and these arguments."""
         try:
-            return self._pool.submit(function, *arguments).result()
+            return self._pool.submit(_call, method, self.task, *arguments).result()
         except Exception as error:  # any: a peer's code may fail in any way
             self._pool.shutdown()
             raise UserError(f"{self.name} cannot be measured: {error}") from error
 
 
-def _start(name: str, task: Task) -> float:
+def _call(method: Callable[..., Any], *arguments: Any) -> Any:
+    return method(_contender, *arguments)
+
+
+def _start(_: None, task: Task, name: str) -> float:
     global _contender
     sys.stdout = sys.stderr  # libraries print; stdout is for results
     _contender = build(name, task)
     return float(_contender.loss(*task.batch(0)))  # with gradients, as it will be timed
-
-
-def _run(method: Callable[..., Any], *arguments: Any) -> Any:
-    return method(_contender, *arguments)
 
 
 def check_equal_losses(first: Isolated, second: Isolated, tolerance: float = 2e-3) -> None:

@@ -9,7 +9,7 @@ import torch
 from gpt.model.config import GPTConfig
 from gpt.model.loss import max_chunk_logits
 from gpt.model.transformer import GPT
-from scripts.benchmarks.contenders import Task
+from scripts.benchmarks.contenders import Contender, Task
 from scripts.benchmarks.isolated import Isolated, check_equal_losses, start_fastest
 from scripts.benchmarks.protocol import Peers, Row, Rows, alternate, ratio_row, value_row
 from scripts.benchmarks.runs import learning_rows, overhead_rows
@@ -20,9 +20,8 @@ GPT2_SMALL = GPTConfig(dropout=0.0)
 _GPT2_MEDIUM = GPTConfig(d_model=1024, num_layers=24, num_heads=16, dropout=0.0)
 _VARIANTS = {"nanogpt": ("nanogpt", "nanogpt:compiled"), "transformers": ("transformers", "transformers:fused")}
 
-# Dense bfloat16 peaks in FLOP/s, from NVIDIA's data sheets, by a word of the device's name.
-_PEAKS = {"H200": 989e12, "H100": 989e12, "A100-SXM4-40GB": 312e12, "A100-SXM4-80GB": 312e12, "L40S": 362e12}
-_OTHER_CLOCKS = {"NVL", "PCIe"}  # variants with a lower peak
+# Dense bfloat16 peaks in TFLOP/s, from NVIDIA's data sheets; the PCIe and NVL variants have lower ones.
+_PEAKS = {"H200": 989, "H100 80GB HBM3": 989, "A100-SXM4-40GB": 312, "A100-SXM4-80GB": 312, "L40S": 362}
 
 
 def rows(peers: Peers) -> Rows:
@@ -37,8 +36,8 @@ def rows(peers: Peers) -> Rows:
     return {
         "step": lambda folder: step({"nanogpt", "transformers"}, 2, 256, 6),
         "long": lambda folder: step({"nanogpt"}, 4, 1024, 3),
-        "overhead": lambda folder: overhead_rows(folder, small=True),
-        "overhead-small": lambda folder: overhead_rows(folder, small=False),
+        "overhead": lambda folder: overhead_rows(folder, gpt2_small=False),
+        "overhead-small": lambda folder: overhead_rows(folder, gpt2_small=True),
         "learning": lambda folder: learning_rows(folder, nanogpt),
         "noise": lambda folder: noise_rows(device),
         "scaling": lambda folder: scaling_rows(device),
@@ -49,9 +48,7 @@ def step_rows(task: Task, peers: Sequence[str], pairs: int) -> list[Row]:
     """Speed and peak memory of training steps against each peer's fastest variant, then speed against the limits."""
     precision, own_name = ("fp32", "mini-gpt") if task.device == "cpu" else ("bf16", "mini-gpt:compiled")
     work = f"training step of GPT-2 small, {precision}, batch {task.batch_size}, T {task.length}"
-    measured: list[Row] = []
-    rates: list[float] = []
-    own_work = f"{work}: {own_name}"
+    measured, rates, own_work = [], [], f"{work}: {own_name}"
     for name in peers:
         log.info("%s: mini-gpt and %s (tokens/s)", work, name)
         peer = start_fastest(_VARIANTS[name], task)
@@ -63,7 +60,8 @@ def step_rows(task: Task, peers: Sequence[str], pairs: int) -> list[Row]:
         measured.append(ratio_row(work, peer.name, results))
         measured.append(value_row(f"{work}: {peer.name}", "-", [rate for _, rate in results], "tokens/s"))
         if task.device == "cuda":
-            own_work = f"{work}: {own_name}, attention in {', '.join(own.attention_kernels()) or 'an unknown kernel'}"
+            kernels = ", ".join(own.call(Contender.attention_kernels))
+            own_work = f"{work}: {own_name}, attention in {kernels or 'an unknown kernel'}"
         memory = own.close() / peer.close()
         measured.append(Row(f"peak memory of a {work}", peer.name, memory, memory, memory, "times as much", False))
     if rates:
@@ -78,9 +76,9 @@ def _limits(task: Task) -> list[tuple[str, float]]:
     """Names and rates, in FLOP/s, of what bounds a step: matrix products alone and, if known, a GPU's peak."""
     rate = matmul_rate(task.config, task.batch_size * task.length, task.device)
     limits = [(f"matrix products alone, {rate / 1e9:.0f} GFLOP/s", rate)]
-    words = set(torch.cuda.get_device_name().split()) if task.device == "cuda" else set()
-    if not words & _OTHER_CLOCKS:
-        limits += [(f"dense bf16 peak, {_PEAKS[word] / 1e12:.0f} TFLOP/s", _PEAKS[word]) for word in words & {*_PEAKS}]
+    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ") if task.device == "cuda" else ""
+    if gpu in _PEAKS:
+        limits.append((f"dense bf16 peak, {_PEAKS[gpu]} TFLOP/s", _PEAKS[gpu] * 1e12))
     return limits
 
 
@@ -98,8 +96,7 @@ def flops_per_token(config: GPTConfig, length: int) -> float:
 def matmul_rate(config: GPTConfig, tokens: int, device: str, seconds: float = 4.0) -> float:
     """FLOP/s of a training step's matrix products alone: per weight matrix one forward and two backward.
 
-    The LM head's products run on as many tokens as the loss takes at once. The first round does not count, because
-    memory and threads are cold.
+    The LM head's products run on as many tokens as the loss takes at once.
     """
     E, L, V, dtype, repetitions = config.d_model, config.num_layers, config.vocab_size, torch.float32, 1
     if device == "cuda":
@@ -123,11 +120,11 @@ def matmul_rate(config: GPTConfig, tokens: int, device: str, seconds: float = 4.
             total += (time.perf_counter() - started) / repetitions * count
         return total
 
-    deadline, rounds = time.perf_counter() + seconds, [step_seconds()]
-    while len(rounds) < 2 or time.perf_counter() < deadline:
+    step_seconds()  # warmup
+    rounds, deadline = [step_seconds()], time.perf_counter() + seconds
+    while time.perf_counter() < deadline:
         rounds.append(step_seconds())
-    flops = 6 * tokens * (12 * L * E**2 + E * V)
-    return flops * (len(rounds) - 1) / sum(rounds[1:])
+    return 6 * tokens * (12 * L * E**2 + E * V) * len(rounds) / sum(rounds)
 
 
 def noise_rows(device: str) -> list[Row]:
