@@ -8,7 +8,7 @@ import torch
 from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 from scripts.benchmarks.contenders import Task, build
-from scripts.benchmarks.isolated import Isolated, check_equal_losses, start_fastest
+from scripts.benchmarks.isolated import Isolated, check_equal_losses, fastest_variant
 from scripts.benchmarks.train import flops_per_token, matmul_rate, step_rows
 
 TINY = GPTConfig(vocab_size=257, context_length=16, d_model=16, num_layers=2, num_heads=2, dropout=0.0)
@@ -25,7 +25,7 @@ def test_a_peer_has_equal_losses_step_after_step(name: str) -> None:
 
 def test_contenders_run_in_their_own_processes() -> None:
     mini_gpt = Isolated("mini-gpt", TASK)
-    peer = start_fastest(["transformers", "transformers:fused"], TASK)
+    peer = Isolated(fastest_variant(["transformers", "transformers:fused"], TASK), TASK)
     check_equal_losses(mini_gpt, peer)
     assert 0 < mini_gpt.seconds(2) < 60
     assert mini_gpt.close() > 50e6

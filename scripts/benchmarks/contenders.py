@@ -70,9 +70,9 @@ class Contender:
         self.optimizer.step()
         return loss.detach()
 
-    def seconds(self, task: Task, first: int, stop: int) -> float:
-        """Wall time of a step on each batch in ``range(first, stop)``; a GPU is synchronised once, at the end."""
-        batches = [task.batch(number) for number in range(first, stop)]
+    def seconds(self, task: Task, steps: int) -> float:
+        """Wall time of some steps; a GPU is synchronised once, at the end."""
+        batches = [task.batch(number) for number in range(steps)]
         started = time.perf_counter()
         for batch in batches:
             self.step(*batch)

@@ -62,11 +62,11 @@ def _decoder(model: Model, batch_size: int = 1) -> _Decoder:
     return decode
 
 
-def _peer_decoder(name: str, model: GPT, nanogpt: Path | None) -> _Decoder:
+def _peer_decoder(model: GPT, nanogpt: Path | None) -> _Decoder:
+    """Decoder of nanoGPT's checkout, if one is given, else of transformers."""
     ids = torch.tensor([[50256, *_prompt(0)]])
     options: dict[str, Any] = {"max_new_tokens": _NEW_TOKENS}
-    if name == "nanogpt":
-        assert nanogpt is not None
+    if nanogpt is not None:
         peer = nanogpt_model(nanogpt, model).eval()
         options["top_k"] = 1  # nanoGPT always samples; of one token that is greedy
     else:
@@ -93,7 +93,7 @@ def peer_rows(peers: Peers) -> list[Row]:
     model = _gpt2_small()
     own, rates, measured = _decoder(PackedGPT(model)), [], []
     for name, nanogpt in peers.items():
-        peer = _peer_decoder(name, model, nanogpt)
+        peer = _peer_decoder(model, nanogpt)
         if own() != peer():
             raise UserError(f"{name} generates other tokens than mini-gpt; expected equal ones from equal weights")
         log.info("%s: mini-gpt and %s (tokens/s)", _WORK, name)
@@ -112,7 +112,6 @@ def own_rows(pairs: int = 4) -> list[Row]:
     packed = PackedGPT(model)
     fp32, batch, int8 = _decoder(packed), _decoder(packed, batch_size=8), _decoder(PackedGPT(model, "int8"))
     weight_bytes = 4 * (model.num_parameters - GPT2_SMALL.context_length * GPT2_SMALL.d_model)
-    log.info("fp32 (bytes of weights/s) and memory bandwidth (bytes/s)")
     bandwidth = [(_rate(fp32) * weight_bytes, memory_bandwidth()) for _ in range(pairs)]
     log.info("int8 and fp32, then batch 8 and batch 1 (tokens/s)")
     int8_results = alternate(partial(_rate, int8), partial(_rate, fp32), pairs)

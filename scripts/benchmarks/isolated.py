@@ -1,7 +1,6 @@
 """Each contender in a process of its own: with its own settings of torch and malloc, and its own peak memory."""
 
 import logging
-import math
 import multiprocessing
 import sys
 from collections.abc import Callable, Sequence
@@ -20,17 +19,16 @@ class Isolated:
     """A contender, by its name for ``build``, in a worker process; a failure there becomes a UserError here."""
 
     def __init__(self, name: str, task: Task) -> None:
-        self.name, self.task, self._next_batch = name, task, 0
+        self.name, self.task = name, task
         self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         self.initial_loss: float = self.call(_start, name)
 
     def seconds(self, steps: int = 1) -> float:
-        """Wall time of some steps, on the next batches."""
-        first, self._next_batch = self._next_batch, self._next_batch + steps
-        return self.call(Contender.seconds, first, self._next_batch)
+        """Wall time of some steps."""
+        return self.call(Contender.seconds, steps)
 
     def tokens_per_second(self) -> float:
-        """Tokens per second of one step, on the next batch."""
+        """Tokens per second of one step."""
         return self.task.batch_size * self.task.length / self.seconds()
 
     def close(self) -> int:
@@ -56,7 +54,7 @@ def _start(_: None, task: Task, name: str) -> float:
     global _contender
     sys.stdout = sys.stderr  # libraries print; stdout is for results
     _contender = build(name, task)
-    return float(_contender.loss(*task.batch(0)))  # with gradients, as it will be timed
+    return _contender.loss(*task.batch(0)).item()  # with gradients, as it will be timed
 
 
 def check_equal_losses(first: Isolated, second: Isolated, tolerance: float = 2e-3) -> None:
@@ -66,23 +64,17 @@ def check_equal_losses(first: Isolated, second: Isolated, tolerance: float = 2e-
         raise UserError(f"{losses}; expected equal losses")
 
 
-def start_fastest(names: Sequence[str], task: Task) -> Isolated:
-    """Start the variants of a peer one by one, and keep the one whose second step is fastest."""
-    fastest: Isolated | None = None
-    fastest_seconds = math.inf
+def fastest_variant(names: Sequence[str], task: Task) -> str:
+    """The variant of a peer whose second step is fastest; each runs alone."""
+    seconds = {}
     for name in names:
         try:
             contender = Isolated(name, task)
-            first, seconds = contender.seconds(), contender.seconds()
+            first, seconds[name] = contender.seconds(), contender.seconds()
+            contender.close()
+            log.info("  %s: %.2f s per step (the first took %.1f)", name, seconds[name], first)
         except UserError as error:  # for example, torch.compile finds no C++ compiler
             log.info("  %s", error)
-            continue
-        log.info("  %s: %.2f s per step (the first took %.1f)", name, seconds, first)
-        slower: Isolated | None = contender
-        if seconds < fastest_seconds:
-            fastest, fastest_seconds, slower = contender, seconds, fastest
-        if slower is not None:
-            slower.close()
-    if fastest is None:
+    if not seconds:
         raise UserError(f"none of {', '.join(names)} can be measured; see above")
-    return fastest
+    return min(seconds, key=lambda name: seconds[name])

@@ -47,8 +47,7 @@ def time_python(*arguments: object, cwd: Path | None = None) -> tuple[float, str
     finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     if finished.returncode != 0:
-        reason = (finished.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UserError(f"`{' '.join(command)}` failed: {reason}")
+        raise UserError(f"`{' '.join(command)}` failed: {finished.stderr.strip().rpartition(chr(10))[2]}")
     return seconds, finished.stdout
 
 

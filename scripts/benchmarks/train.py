@@ -10,7 +10,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.loss import max_chunk_logits
 from gpt.model.transformer import GPT
 from scripts.benchmarks.contenders import Contender, Task
-from scripts.benchmarks.isolated import Isolated, check_equal_losses, start_fastest
+from scripts.benchmarks.isolated import Isolated, check_equal_losses, fastest_variant
 from scripts.benchmarks.protocol import Peers, Row, Rows, alternate, ratio_row, value_row
 from scripts.benchmarks.runs import learning_rows, overhead_rows
 
@@ -51,10 +51,9 @@ def step_rows(task: Task, peers: Sequence[str], pairs: int) -> list[Row]:
     measured, rates, own_work = [], [], f"{work}: {own_name}"
     for name in peers:
         log.info("%s: mini-gpt and %s (tokens/s)", work, name)
-        peer = start_fastest(_VARIANTS[name], task)
-        own = Isolated(own_name, task)
+        peer, own = Isolated(fastest_variant(_VARIANTS[name], task), task), Isolated(own_name, task)
         check_equal_losses(own, peer)
-        own.seconds(2)
+        own.seconds(2), peer.seconds(2)  # warmup
         results = alternate(own.tokens_per_second, peer.tokens_per_second, pairs)
         rates += [rate for rate, _ in results]
         measured.append(ratio_row(work, peer.name, results))
@@ -64,22 +63,18 @@ def step_rows(task: Task, peers: Sequence[str], pairs: int) -> list[Row]:
             own_work = f"{work}: {own_name}, attention in {kernels or 'an unknown kernel'}"
         memory = own.close() / peer.close()
         measured.append(Row(f"peak memory of a {work}", peer.name, memory, memory, memory, "times as much", False))
-    if rates:
-        measured.append(value_row(own_work, "-", rates, "tokens/s"))
-        flops = flops_per_token(task.config, task.length)
-        for limit, limit_flops in _limits(task):
-            measured.append(value_row(own_work, limit, [rate * flops / limit_flops for rate in rates], "of it"))
-    return measured
-
-
-def _limits(task: Task) -> list[tuple[str, float]]:
-    """Names and rates, in FLOP/s, of what bounds a step: matrix products alone and, if known, a GPU's peak."""
-    rate = matmul_rate(task.config, task.batch_size * task.length, task.device)
-    limits = [(f"matrix products alone, {rate / 1e9:.0f} GFLOP/s", rate)]
+    if not rates:
+        return []
+    measured.append(value_row(own_work, "-", rates, "tokens/s"))
+    limit = matmul_rate(task.config, task.batch_size * task.length, task.device)
+    limits = {f"matrix products alone, {limit / 1e9:.0f} GFLOP/s": limit}
     gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ") if task.device == "cuda" else ""
     if gpu in _PEAKS:
-        limits.append((f"dense bf16 peak, {_PEAKS[gpu]} TFLOP/s", _PEAKS[gpu] * 1e12))
-    return limits
+        limits[f"dense bf16 peak, {_PEAKS[gpu]} TFLOP/s"] = _PEAKS[gpu] * 1e12
+    flops = flops_per_token(task.config, task.length)
+    return measured + [
+        value_row(own_work, name, [rate * flops / limit for rate in rates], "of it") for name, limit in limits.items()
+    ]
 
 
 def flops_per_token(config: GPTConfig, length: int) -> float:
