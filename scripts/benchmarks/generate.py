@@ -32,7 +32,7 @@ _Decoder = Callable[[], list[int]]  # generates, and returns the new ids
 
 
 def rows(peers: Peers) -> Rows:
-    """All rows."""
+    """The rows by name."""
     return {
         "peers": lambda folder: peer_rows(peers),
         "own": lambda folder: own_rows(),
@@ -160,6 +160,5 @@ def start_rows(folder: Path, pairs: int = 4) -> list[Row]:
     command = [SCRIPTS / "generate.py", path, "--max-new-tokens", "1"]
     log.info("the first token, and importing torch (s)")
     results = alternate(lambda: time_python(*command)[0], lambda: time_python("-c", "import torch")[0], pairs)
-    extra = [first_token - torch_alone for first_token, torch_alone in results]
-    work = "first token of a small checkpoint, from the shell"
+    work, extra = "first token of a small checkpoint, from the shell", [first - second for first, second in results]
     return [value_row(work, "importing torch", extra, "s more", higher_is_better=False)]

@@ -20,7 +20,6 @@ log = logging.getLogger(__name__)
 
 SCRIPTS = Path(__file__).parents[1]
 CONFIGS = SCRIPTS.parent / "configs"
-_RESAMPLES = 10_000
 
 Pairs = Sequence[tuple[float, float]]
 Peers = dict[str, Path | None]  # "transformers" and "nanogpt", if they take part; nanogpt's value is its checkout
@@ -47,7 +46,7 @@ def time_python(*arguments: object, cwd: Path | None = None) -> tuple[float, str
     finished = subprocess.run(command, cwd=cwd, capture_output=True, text=True)
     seconds = time.perf_counter() - started
     if finished.returncode != 0:
-        raise UserError(f"`{' '.join(command)}` failed: {finished.stderr.strip().rpartition(chr(10))[2]}")
+        raise UserError(f"`{' '.join(command)}` failed: {''.join(finished.stderr.splitlines()[-1:])}")
     return seconds, finished.stdout
 
 
@@ -64,7 +63,7 @@ def alternate(first: Callable[[], float], second: Callable[[], float], pairs: in
 def median_with_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """Median and its 95% bootstrap interval (Efron 1979); with few values, about their whole range."""
     array = np.asarray(values, dtype=np.float64)
-    picks = np.random.default_rng(0).integers(0, len(array), (_RESAMPLES, len(array)))
+    picks = np.random.default_rng(0).integers(0, len(array), (10_000, len(array)))
     low, high = np.percentile(np.median(array[picks], axis=1), [2.5, 97.5])
     return float(np.median(array)), float(low), float(high)
 

@@ -89,15 +89,13 @@ def flops_per_token(config: GPTConfig, length: int) -> float:
 
 
 def matmul_rate(config: GPTConfig, tokens: int, device: str, seconds: float = 4.0) -> float:
-    """FLOP/s of a training step's matrix products alone: per weight matrix one forward and two backward.
-
-    The LM head's products run on as many tokens as the loss takes at once.
-    """
+    """FLOP/s of a training step's matrix products alone: one forward and two backward per weight matrix."""
     E, L, V, dtype, repetitions = config.d_model, config.num_layers, config.vocab_size, torch.float32, 1
     if device == "cuda":
         V, dtype, repetitions = -(-V // 64) * 64, torch.bfloat16, 50  # padded as in the loss
     products = []  # allocated once: fresh memory is not what is measured
     for fan_in, fan_out, count in ((E, 3 * E, L), (E, E, L), (E, 4 * E, L), (4 * E, E, L), (E, V, 1)):
+        # The LM head's products run on as many tokens as the loss takes at once.
         n = min(tokens, max_chunk_logits(torch.device(device)) // V) if fan_out == V else tokens
         x, w = (torch.randn(size, fan_in, device=device, dtype=dtype) for size in (n, fan_out))
         products.append((count * tokens / n, x, w, x @ w.T, torch.zeros_like(x), torch.zeros_like(w)))
