@@ -17,7 +17,6 @@ from scripts.benchmarks.runs import learning_rows, overhead_rows
 log = logging.getLogger(__name__)
 
 GPT2_SMALL = GPTConfig(dropout=0.0)
-_GPT2_MEDIUM = GPTConfig(d_model=1024, num_layers=24, num_heads=16, dropout=0.0)
 _VARIANTS = {"nanogpt": ("nanogpt", "nanogpt:compiled"), "transformers": ("transformers", "transformers:fused")}
 
 # Dense bfloat16 peaks in TFLOP/s, from NVIDIA's data sheets; the PCIe and NVL variants have lower ones.
@@ -135,7 +134,7 @@ def scaling_rows(device: str) -> list[Row]:
     measured = []
     shapes = [("small", b, t) for b, t in ((1, 128), (1, 256), (1, 512), (1, 1024), (2, 512), (4, 512), (8, 256))]
     for name, batch_size, length in [*shapes, ("medium", 1, 256)]:
-        config = GPT2_SMALL if name == "small" else _GPT2_MEDIUM
+        config = GPT2_SMALL if name == "small" else GPTConfig(d_model=1024, num_layers=24, num_heads=16, dropout=0.0)
         contender = Isolated("mini-gpt", Task(config, batch_size, length, device))
         contender.seconds()
         seconds = [contender.seconds() for _ in range(3)]
