@@ -1,4 +1,4 @@
-"""Measure this code against others, on this machine, in one run. See --help."""
+"""Measure this project against others, on this machine, in one run. See --help."""
 
 import importlib.util
 import logging
@@ -6,16 +6,14 @@ import sys
 import tempfile
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gpt.cli import ArgumentParser, print_json, run
 from gpt.errors import UserError
 
-if TYPE_CHECKING:
-    from gpt.benchmark.train import Peers
+log = logging.getLogger(__name__)
 
 DESCRIPTION = """\
-Measure, alternating with what it is measured against, and print ratios with their 95% interval.
+Measure speed, memory and learning, alternating with what they are compared with, and print ratios with 95% intervals.
 
   python scripts/benchmark.py train --peers transformers nanogpt=../nanoGPT
   python scripts/benchmark.py generate --peers transformers nanogpt=../nanoGPT
@@ -28,73 +26,70 @@ Rows (minutes each on 2 CPU cores):
   generate:  peers (3), own (3), position (0.5), start (0.5)
   data:      prepare (3), loader (0.5)
 
-Leave the machine alone meanwhile. --json prints {"rows": [...]}, each with the keys work, against, value, low, high,
-unit, higher_is_better, must, aim and met ("aim", "must", "no", or "-" where there is nothing to meet).
+Nothing else should run at the same time. --json prints {"rows": [...]}, each row with the keys work, against, value,
+low, high, unit and higher_is_better.
 """
 
 
 def parser() -> ArgumentParser:
     """The command line."""
     parser = ArgumentParser(prog="benchmark.py", description=DESCRIPTION, epilog=EPILOG)
-    parser.add_argument("what", choices=("train", "generate", "data"), help="which benchmark")
-    parser.add_argument("--rows", nargs="+", metavar="NAME", help="only these rows; see below")
-    parser.add_argument(
-        "--peers",
-        nargs="+",
-        default=[],
-        metavar="PEER",
-        help="whom to measure against: transformers, nanogpt=DIR (a checkout); also with a comma between them",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON object on stdout")
+    add = parser.add_argument
+    add("benchmark", choices=("train", "generate", "data"), help="what to measure")
+    add("--rows", nargs="+", action="extend", metavar="NAME", help="rows to measure, see below (default: all)")
+    peers = "projects to compare with: transformers, nanogpt=DIR (a checkout); spaces or commas between them"
+    add("--peers", nargs="+", action="extend", default=[], metavar="PEER", help=peers)
+    add("--json", action="store_true", help="print one JSON object on stdout")
     return parser
 
 
 def body(argv: list[str]) -> int:
     """Measure."""
     args = parser().parse_args(argv)
+    peers = _peers(",".join(args.peers).split(",") if args.peers else [])
     # Imported here so that --help answers at once.
-    from dataclasses import asdict
+    from scripts.benchmarks import data, generate, train
+    from scripts.benchmarks.protocol import table
 
-    from gpt.benchmark import data, generate, train
-    from gpt.benchmark.protocol import table
-
-    peers = _peers(args.peers)
-    available = {"train": train.rows(peers), "generate": generate.rows(peers), "data": data.ROWS}[args.what]
+    available = {"train": train.rows(peers), "generate": generate.rows(peers), "data": data.ROWS}[args.benchmark]
     names = args.rows or list(available)
     if unknown := [name for name in names if name not in available]:
-        raise UserError(f"there is no row {unknown[0]!r} in {args.what}; it has {', '.join(available)}")
+        raise UserError(f"--rows is {unknown[0]!r}; expected any of {', '.join(available)}")
     rows = []
     for name in names:
-        logging.getLogger("benchmark").info("%s ...", name)
+        log.info("%s ...", name)
         with tempfile.TemporaryDirectory() as folder:
-            rows += available[name](Path(folder))
+            measured = available[name](Path(folder))
+        if not measured:
+            log.warning("skipped row %s: it compares with a peer; name one with --peers", name)
+        rows += measured
     if args.json:
-        print_json({"rows": [{**asdict(row), "met": row.met} for row in rows]})
+        print_json({"rows": [vars(row) for row in rows]})
     else:
         print(table(rows))
     return 0
 
 
-def _peers(names: list[str]) -> "Peers":
-    from gpt.benchmark.train import Peers
-
-    folder, transformers = None, False
-    for name in ",".join(names).split(",") if names else []:
-        kind, _, where = name.partition("=")
-        if kind == "nanogpt" and where:
-            folder = Path(where)
-            if not (folder / "model.py").is_file():
-                raise UserError(f"--peers {name}: {folder} is no checkout of nanoGPT (it has no model.py)")
-        elif name == "transformers":
+def _peers(values: list[str]) -> dict[str, Path | None]:
+    """The peers by name, with nanoGPT's folder."""
+    peers: dict[str, Path | None] = {}
+    for value in values:
+        name, _, folder = value.partition("=")
+        if name == "nanogpt" and folder:
+            peers[name] = Path(folder)
+            if not (Path(folder) / "model.py").is_file():
+                raise UserError(f"--peers is {value}; expected a checkout of nanoGPT, and {folder} has no model.py")
+        elif value == "transformers":
+            peers[name] = None
             if importlib.util.find_spec("transformers") is None:
-                raise UserError("--peers transformers: it is not installed; pip install transformers")
-            transformers = True
+                raise UserError("--peers is transformers, which is not installed; pip install transformers")
         else:
-            raise UserError(f"--peers {name!r} is unknown; give transformers or nanogpt=DIR")
-    return Peers(folder, transformers)
+            raise UserError(f"--peers is {value!r}; expected transformers or nanogpt=DIR")
+    return peers
 
 
 main = partial(run, body)  # takes argv, by default the process's; returns the exit status
 
 if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # for the package scripts, here and in spawned processes
     sys.exit(main())

@@ -19,7 +19,6 @@ STAGES = [
     {"checkpoint", "generation"},
     {"attention_maps", "evaluation"},  # attention_maps.watch loads a checkpoint and generates
     {"training"},
-    {"benchmark"},
 ]
 RANK = {name: rank for rank, names in enumerate(STAGES) for name in names}
 # attention_primer is for reading; config holds no torch, so that the command line's help is quick.

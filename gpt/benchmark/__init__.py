@@ -1,1 +1,0 @@
-"""Measuring: ours against theirs, in one run, on the same machine, alternating."""

@@ -1,0 +1,1 @@
+"""The command lines, and the modules that measure for benchmark.py."""

@@ -1,0 +1,1 @@
+"""Benchmarks: training, generation and data, against peers and against limits of the machine."""
