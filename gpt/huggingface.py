@@ -27,13 +27,20 @@ _PREFIX = "transformer."
 # Our module name to Hugging Face's.
 _EMBEDDINGS = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
 _IN_BLOCK = {
-    **{"attention_norm": "ln_1", "attention.qkv": "attn.c_attn", "attention.out_proj": "attn.c_proj"},
-    **{"mlp_norm": "ln_2", "mlp.fc_in": "mlp.c_fc", "mlp.fc_out": "mlp.c_proj"},
+    "attention_norm": "ln_1",
+    "attention.qkv": "attn.c_attn",
+    "attention.out_proj": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "mlp.fc_in": "mlp.c_fc",
+    "mlp.fc_out": "mlp.c_proj",
 }
 # Our field of GPTConfig to the key of config.json.
 _SIZES = {
-    **{"vocab_size": "vocab_size", "context_length": "n_positions"},
-    **{"d_model": "n_embd", "num_layers": "n_layer", "num_heads": "n_head"},
+    "vocab_size": "vocab_size",
+    "context_length": "n_positions",
+    "d_model": "n_embd",
+    "num_layers": "n_layer",
+    "num_heads": "n_head",
 }
 # Supported values of other keys of config.json, which may also be absent.
 _SUPPORTED = {
@@ -89,14 +96,12 @@ def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
     for key, supported in _SUPPORTED.items():
         if content.get(key, supported[0]) not in supported:
             raise UserError(f"{key} is {content[key]!r}; only {' or '.join(map(repr, supported))} is supported")
-    for key in ("model_type", *_SIZES.values()):
-        if key not in content:
-            raise UserError(f"config.json has no {key}")
-        if key in _SIZES.values() and not isinstance(content[key], int):
-            raise UserError(f"{key} is {content[key]!r}; expected an integer")
-    if content.get("n_inner") not in (None, 4 * content["n_embd"]):
-        raise UserError(f"n_inner is {content['n_inner']}; only 4 * n_embd ({4 * content['n_embd']}) is supported")
-    sizes = {ours: content[theirs] for ours, theirs in _SIZES.items()}
+    sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in _SIZES.items()}
+    if wrong := [name for name, size in sizes.items() if not isinstance(size, int)]:
+        raise UserError(f"{_SIZES[wrong[0]]} is {sizes[wrong[0]]!r}; expected an integer")
+    width = 4 * content["n_embd"]
+    if "model_type" not in content or content.get("n_inner") not in (None, width):
+        raise UserError(f"model_type must be 'gpt2', and n_inner null or 4 * n_embd ({width})")
     return GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1), qkv_bias=True)
 
 

@@ -140,7 +140,7 @@ def _other_vocabulary(folder: Path) -> None:
         (_config(scale_attn_weights=False), "scale_attn_weights is False"),
         (_config(add_cross_attention=True), "add_cross_attention is True"),
         (_config(tie_word_embeddings=False), "tie_word_embeddings is False"),
-        (_config(n_inner=64), r"n_inner is 64; only 4 \* n_embd \(192\)"),
+        (_config(n_inner=64), r"n_inner null or 4 \* n_embd \(192\)"),
         (_config(vocab_size=300), "vocab_size is 300 and tokenizer .bytes. has 257"),
         (_config(mini_gpt_tokenizer="gpt2"), "vocab_size is 257 and tokenizer 'gpt2' has 50257"),
         (_config(n_head=5), "num_heads"),

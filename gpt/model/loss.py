@@ -9,7 +9,7 @@ Shape letters: N tokens (batch and time flattened), n tokens of a chunk, E d_mod
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -21,10 +21,6 @@ from torch import Tensor
 CPU_CHUNK_LOGITS = 2**23
 CUDA_CHUNK_LOGITS = 2**27
 _PAD_MULTIPLE = 64  # tensor cores are fastest on rows of whole 128 bytes
-
-# From hidden states (n, E) and targets (n,) to the summed loss; writes the gradient of the hidden states, (n, E), and
-# adds to that of the LM head, (V, E).
-_ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, compiled: bool = False) -> Tensor:
@@ -44,10 +40,8 @@ def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, com
     if not (torch.is_grad_enabled() and (hidden.requires_grad or lm_head_weight.requires_grad)):
         return eval_loss(lambda chunk: chunk @ lm_head_weight.T, len(lm_head_weight), hidden, targets)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    if hidden.device.type == "cuda":
-        chunk_loss, chunks = _cuda_chunks(hidden, lm_head_weight, len(targets), compiled)
-    else:
-        chunk_loss, chunks = _cpu_chunks(hidden, lm_head_weight, len(targets))
+    chunked = _cuda_chunks if hidden.device.type == "cuda" else _cpu_chunks
+    chunk_loss, chunks = chunked(hidden, lm_head_weight, len(targets), compiled)
     return _ChunkedCrossEntropy.apply(hidden, lm_head_weight, targets, chunk_loss, chunks)  # type: ignore[no-untyped-call]
 
 
@@ -62,8 +56,13 @@ def eval_loss(lm_head: Callable[[Tensor], Tensor], vocab_size: int, hidden: Tens
 
 
 def max_chunk_logits(device: torch.device) -> int:
-    """Largest number of logits held at once on a device."""
+    """Most logits held at once on a device."""
     return CUDA_CHUNK_LOGITS if device.type == "cuda" else CPU_CHUNK_LOGITS
+
+
+# From hidden states (n, E) and targets (n,) to the summed loss; writes the gradient of the hidden states, (n, E), and
+# adds to that of the LM head, (V, E).
+_ChunkLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 class _ChunkedCrossEntropy(torch.autograd.Function):
@@ -81,30 +80,31 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, grad_total: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         # In place: nothing else holds them, and a backward pass runs once.
         return grad_hidden.mul_(grad_total), grad_weight.mul_(grad_total), None, None, None
 
 
-def _cpu_chunks(hidden: Tensor, weight: Tensor, N: int) -> tuple[_ChunkLoss, list[slice]]:
+def _cpu_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
     is_mixed = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype != torch.float32
+    return partial(_cpu_chunk_loss, weight, is_mixed), _equal_chunks(N, CPU_CHUNK_LOGITS // len(weight))
 
-    def chunk_loss(hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> Tensor:
-        log_probs = _log_softmax_(hidden @ weight.T)  # (n, V)
-        loss = _summed_loss(log_probs, targets)
-        # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
-        counts = (targets >= 0)[:, None].to(log_probs.dtype)
-        grad_logits = log_probs.exp_().mul_(counts)
-        grad_logits.scatter_add_(1, targets.clamp(min=0)[:, None], -counts)
-        grad_hidden.copy_(grad_logits @ weight)
-        if is_mixed:
-            grad_weight += grad_logits.T @ hidden
-        else:  # accumulates in place: a product of the size of the weight would need fresh memory
-            grad_weight.addmm_(grad_logits.T, hidden)
-        return loss
 
-    return chunk_loss, _equal_chunks(N, CPU_CHUNK_LOGITS // len(weight))
+def _cpu_chunk_loss(
+    weight: Tensor, is_mixed: bool, hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor
+) -> Tensor:
+    log_probs = _log_softmax_(hidden @ weight.T)  # (n, V)
+    loss = _summed_loss(log_probs, targets)
+    # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
+    counts = (targets >= 0)[:, None].to(log_probs.dtype)
+    grad_logits = log_probs.exp_().mul_(counts).scatter_add_(1, targets.clamp(min=0)[:, None], -counts)
+    grad_hidden.copy_(grad_logits @ weight)
+    if is_mixed:
+        grad_weight += grad_logits.T @ hidden
+    else:  # accumulates in place: a product of the size of the weight would need fresh memory
+        grad_weight.addmm_(grad_logits.T, hidden)
+    return loss
 
 
 def _cuda_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
@@ -145,8 +145,7 @@ def _compiled_loss_and_gradients() -> Any:
 
 def _equal_chunks(N: int, largest: int) -> list[slice]:
     """Slices of about equal size: a small last chunk would take nearly as long as a whole one."""
-    number = max(1, -(-N // max(1, largest)))
-    size = max(1, -(-N // number))
+    size = max(1, math.ceil(N / max(1, math.ceil(N / max(1, largest)))))
     return [slice(start, min(start + size, N)) for start in range(0, N, size)]
 
 
