@@ -23,9 +23,9 @@ _SAME_REQUEST_SECONDS = 0.5  # `timeout -s INT` signals the process and then its
 class Interruption:
     """Stops a run early without losing a step.
 
-    A signal only sets a flag. The current optimizer step, or the validation that is due after it, is completed and
-    saved; then the process exits with 128 + the signal number. A second Ctrl-C exits at once. After ``max_time`` the
-    run ends as it does after its last step. Ranks agree after each step, on the largest of their reasons.
+    A signal only sets a flag: the current step, or the validation that is due after it, is completed and saved, and the
+    process exits with 128 + the signal number. A second Ctrl-C exits at once. After ``max_time`` the run ends as after
+    its last step. Ranks agree after each step, on the largest of their reasons.
     """
 
     def __init__(self, checkpoints: RunCheckpoints) -> None:

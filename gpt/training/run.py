@@ -3,7 +3,8 @@
 import logging
 import os
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         None if only checked, and on all ranks but the first.
     """
     started = time.monotonic()
-    _check_number_of_processes(config)
+    if (given := int(os.environ.get("WORLD_SIZE", config.world_size))) != config.world_size:
+        raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
     data = TokenDataModule(config)
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
@@ -72,10 +74,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         preflight(config, module, data, trainer, run_dir, flags)
     if check_only:
         return None
-    with ExitStack() as stack:
-        if trainer.is_global_zero:
-            _enter_run_dir(stack, config, run_dir, flags, resume, content["global_step"])
-        stack.enter_context(callback.interruption.handlers())
+    locked = _run_dir_locked(config, run_dir, flags, resume, content["global_step"])
+    with locked if trainer.is_global_zero else nullcontext(), callback.interruption.handlers():
         _fit(trainer, module, data, checkpoint)
     if not trainer.is_global_zero:
         return None
@@ -93,17 +93,19 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     )
 
 
-def _enter_run_dir(
-    stack: ExitStack, config: RunConfig, run_dir: Path, flags: list[str], resume: bool, steps_done: int
-) -> None:
+@contextmanager
+def _run_dir_locked(
+    config: RunConfig, run_dir: Path, flags: list[str], resume: bool, steps_done: int
+) -> Iterator[None]:
     """Create or resume the run folder, and lock it."""
     if not resume:
         make_run_dir(run_dir, resolved(config, run_dir), flags)
-    stack.enter_context(exclusive(run_dir, f"another process is training in {run_dir}; wait for it or stop it"))
-    if resume:
-        save_config(run_dir, resolved(config, run_dir), flags)
-        wait_for_event_file_name(run_dir)
-        log.info("resuming after step %d" if steps_done else "no checkpoint yet: starting at step %d", steps_done)
+    with exclusive(run_dir, f"another process is training in {run_dir}; wait for it or stop it"):
+        if resume:
+            save_config(run_dir, resolved(config, run_dir), flags)
+            wait_for_event_file_name(run_dir)
+            log.info("resuming after step %d" if steps_done else "no checkpoint yet: starting at step %d", steps_done)
+        yield
 
 
 def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoint: Path | None) -> None:
@@ -129,14 +131,6 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
-def _check_number_of_processes(config: RunConfig) -> None:
-    if int(os.environ.get("WORLD_SIZE", config.world_size)) != config.world_size:
-        raise UserError(
-            f"torchrun started {os.environ['WORLD_SIZE']} processes, but trainer.devices times trainer.num_nodes is "
-            f"{config.world_size}; make them equal"
-        )
-
-
 def _read_checkpoint_of(checkpoint: Path, data: TokenDataModule) -> dict[str, Any]:
     """Read the checkpoint to resume from, and refuse to resume on other data."""
     content = read_checkpoint(checkpoint)
@@ -150,13 +144,6 @@ def _finished(run_dir: Path, content: dict[str, Any]) -> RunResult:
     log.info(
         "%s has completed its %d steps; a larger --trainer.max_steps continues it", run_dir, content["global_step"]
     )
-    provenance, unknown = content["provenance"], float("nan")
-    return RunResult(
-        run_dir=str(run_dir),
-        steps=int(content["global_step"]),
-        train_loss_nats=unknown,
-        val_loss_nats=provenance["val_loss_nats"] or unknown,
-        val_bits_per_byte=provenance["val_bits_per_byte"] or unknown,
-        tokens_per_second=unknown,
-        seconds=0.0,
-    )
+    nan, provenance = float("nan"), content["provenance"]
+    val_loss, bits_per_byte = (provenance[name] or nan for name in ("val_loss_nats", "val_bits_per_byte"))
+    return RunResult(str(run_dir), content["global_step"], nan, val_loss, bits_per_byte, nan, seconds=0.0)

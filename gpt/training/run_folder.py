@@ -37,8 +37,7 @@ _STARTED_WITH = "# started with the flags "  # first line of a run's config.yaml
 def new_run_dir(config: RunConfig, default_name: str) -> Path:
     """The folder of a new run: ``run_name``, which must not exist, or the first free default name.
 
-    The first process chooses. Those that it starts read its choice from an environment variable; those that torchrun
-    or SLURM start need ``run_name``.
+    The first process chooses; those that it starts read its choice from an environment variable.
     """
     parent = Path(config.checkpoints_dir)
     if not is_first_process():
@@ -47,11 +46,8 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
         if config.run_name is None:
             raise UserError("processes started by torchrun or SLURM cannot agree on a default name; give --run_name")
         return parent / config.run_name
-    if config.run_name is None:
-        names = itertools.chain([default_name], (f"{default_name}-{number}" for number in itertools.count(2)))
-        run_dir = next(parent / name for name in names if not (parent / name).exists())
-    else:
-        run_dir = parent / config.run_name
+    names = itertools.chain([default_name], (f"{default_name}-{number}" for number in itertools.count(2)))
+    run_dir = parent / (config.run_name or next(name for name in names if not (parent / name).exists()))
     if run_dir.exists():
         raise UserError(f"run folder {run_dir} exists; choose another --run_name, or --resume to continue it")
     if config.world_size > 1:
