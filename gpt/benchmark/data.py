@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from gpt.benchmark.protocol import Row, alternate, ratio_row, value_row
-from gpt.data.documents import ReadOptions
 from gpt.data.manifest import Manifest, SplitTokens
+from gpt.data.options import PrepareOptions
 from gpt.data.sources import PYDOCS, read_documents
 from gpt.data.token_files import Shard, Split, write_shard
 from gpt.data.windows import TokenWindows, TrainingBatches, TrainingLoader
@@ -35,7 +35,7 @@ def write_text(path: Path, megabytes: int) -> int:
     Returns:
         Its size in bytes.
     """
-    documents = read_documents([PYDOCS], ReadOptions())
+    documents = read_documents([PYDOCS], PrepareOptions())
     paragraphs = [p for document in documents for p in "".join(document.read()).split("\n\n") if p.strip()]
     generator = random.Random(0)
     number = 0
