@@ -21,15 +21,10 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 @dataclass(frozen=True)
 class Document:
-    """One text: a plain text file, a row of any other file or dataset, or a topic of the embedded corpus.
+    """One text: a plain text file, a row of any other file or dataset, or a topic of the embedded corpus."""
 
-    Args:
-        name: its origin, for messages.
-        read: returns the text in blocks cut anywhere; every call starts from the beginning.
-    """
-
-    name: str
-    read: Callable[[], Iterator[str]]
+    name: str  # for messages
+    read: Callable[[], Iterator[str]]  # the text from its beginning, in blocks cut anywhere
 
     def measure(self) -> tuple[bytes, int]:
         """SHA-256 digest of the text in UTF-8, and its length in bytes."""
@@ -65,35 +60,25 @@ def base_suffix(path: Path) -> str:
 
 @contextmanager
 def open_decompressed(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary file for reading; ``.gz`` and ``.zst`` are decompressed.
-
-    Raises:
-        UserError: a compressed file is damaged or truncated.
-    """
+    """Open a binary file for reading; ``.gz`` and ``.zst`` are decompressed."""
     compression = _COMPRESSIONS.get(path.suffix.lower())
-    if compression is None:
-        with path.open("rb") as file:
+    with path.open("rb") as file:
+        if compression is None:
             yield file
-        return
-    import pyarrow  # takes 0.1 s, and most text is not compressed
+            return
+        import pyarrow  # takes 0.1 s, and most text is not compressed
 
-    try:
-        if path.stat().st_size == 0:  # pyarrow reads it as an empty text
-            raise OSError("it is empty")
-        with path.open("rb") as content, pyarrow.CompressedInputStream(content, compression) as file:
-            yield file
-    except (OSError, pyarrow.ArrowException) as error:
-        if isinstance(error, OSError) and error.filename is not None:
-            raise
-        raise UserError(f"{path} is not valid {compression}, or truncated: {error}; re-create the file") from None
+        try:
+            if not file.peek(1):  # pyarrow would read it as an empty text
+                raise pyarrow.ArrowInvalid("it is empty")
+            with pyarrow.CompressedInputStream(file, compression) as content:
+                yield content
+        except (OSError, pyarrow.ArrowException) as error:
+            raise UserError(f"{path} is not valid {compression}, or truncated: {error}; re-create the file") from None
 
 
 def decode_file(path: Path, options: PrepareOptions) -> Iterator[str]:
-    """Read the text of a file in blocks, without a byte-order mark.
-
-    Raises:
-        UserError: a byte is not UTF-8; the message names its offset.
-    """
+    """Read the text of a file in blocks, without a byte-order mark."""
     utf8 = codecs.getincrementaldecoder("utf-8")(options.encoding_errors)
     decoder = io.IncrementalNewlineDecoder(utf8, translate=options.newlines == "lf")
     offset, is_first, has_nul, block = 0, True, False, b"-"

@@ -115,12 +115,4 @@ def _encode_batch(batch: list[TextChunk], tokenizer: Tokenizer, end_of_text: boo
         arrays[chunk.split] += [eot, ids] if chunk.begins_document else [ids]
         literals = chunk.text.count(END_OF_TEXT) if end_of_text else 0
         utf8_bytes[chunk.split] += utf8_length(chunk.text) - literals * len(END_OF_TEXT)
-    return {
-        split: (_merge_repeated_eot(np.concatenate(parts), eot), utf8_bytes[split]) for split, parts in arrays.items()
-    }
-
-
-def _merge_repeated_eot(ids: NDArray[np.uint32], eot: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Keep one of several end-of-texts in a row: a text may itself begin or end with the token."""
-    is_eot = ids == eot
-    return ids[~np.append(is_eot[:-1] & is_eot[1:], False)]
+    return {split: (np.concatenate(parts), utf8_bytes[split]) for split, parts in arrays.items()}

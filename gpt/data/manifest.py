@@ -49,18 +49,9 @@ class Manifest:
         layout: str = LLM_C,
     ) -> "Manifest":
         """Describe shards that this tokenizer encoded."""
-        return Manifest(
-            tokenizer=tokenizer.name,
-            tokenizer_sha256=tokenizer.sha256,
-            vocab_size=tokenizer.vocab_size,
-            eot_id=tokenizer.eot_id,
-            dtype=dtype_for(tokenizer.vocab_size).name,
-            splits=splits,
-            corpus_sha256=corpus_sha256,
-            sources=tuple(sources),
-            options=options,
-            layout=layout,
-        )
+        encoded_by = tokenizer.name, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id
+        dtype = dtype_for(tokenizer.vocab_size).name
+        return Manifest(*encoded_by, dtype, splits, corpus_sha256, tuple(sources), options, layout)
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json``, after all other files: if it exists, the data is complete."""

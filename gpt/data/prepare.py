@@ -9,7 +9,7 @@ from dataclasses import asdict
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from gpt.data.documents import Document
 from gpt.data.encoding import EncodedBatch, TextChunk, chunk_text, encode_chunks
@@ -17,7 +17,7 @@ from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SplitTokens
 from gpt.data.options import PrepareOptions
 from gpt.data.sources import HUB, read_documents
 from gpt.data.split import CorpusStats, SplitPlan, measure_corpus, plan_split, plan_streaming_split, split_key
-from gpt.data.token_files import Split, SplitWriter, dtype_for
+from gpt.data.token_files import Split, SplitWriter
 from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
@@ -35,13 +35,9 @@ def prepare(
 ) -> tuple[Manifest, bool]:
     """Write the shards and the manifest of the sources, unless the folder has them already.
 
-    Documents are read twice: to hash and measure them for ``plan_split``, and to encode them. With ``streaming`` they
-    are read once: the hash alone decides, so ``val_fraction`` holds on average and no document is divided; complete
-    data is not compared with the text.
-
-    Args:
-        sources: as in ``read_documents``.
-        workers: threads that encode; the result does not depend on it.
+    Two passes over the documents hash and measure them for ``plan_split`` and encode them. With ``streaming`` there
+    is one: the hash alone decides, so ``val_fraction`` holds on average and no document is divided; complete
+    data is not compared with the text. The result does not depend on the number of workers (threads that encode).
 
     Returns:
         The manifest, and whether anything was written.
@@ -53,7 +49,7 @@ def prepare(
     existing = _load_existing(output)
     corpus_sha256, plan, stats = _plan(sources, options)
     if existing is not None:
-        _check_same(output, existing, corpus_sha256, tokenizer, options)
+        _check_same(output, existing, {"text": corpus_sha256, "tokenizer": tokenizer.sha256, **asdict(options)})
         if _is_complete(output, existing):
             (output / _UNFINISHED).unlink(missing_ok=True)
             return existing, False
@@ -63,10 +59,13 @@ def prepare(
             raise UserError(f"another process has written to {output}; run the command again, or choose another folder")
         (output / _UNFINISHED).touch()
         _remove_shards(output)
-        chunks = _chunk_documents(read_documents(sources, options), tokenizer, options, plan, stats)
+        documents = _with_keys(read_documents(sources, options), stats, options.seed)
+        chunks = _chunk_documents(documents, tokenizer, options, plan)
         batches = encode_chunks(chunks, tokenizer, options.special_tokens == "token", workers)
+        total = sum(stats.sizes) / 1e6 if stats else 0.0
+        batches = _log_progress(batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "encoded", "MB", total)
         try:
-            splits = _write_splits(batches, output, tokenizer, options, stats)
+            splits = _write_splits(batches, output, tokenizer, options.shard_tokens)
         except UserError:  # leave nothing to continue: the same command would fail again
             if existing is None:
                 _remove_shards(output)
@@ -105,16 +104,10 @@ def _plan(sources: list[str], options: PrepareOptions) -> tuple[str, SplitPlan, 
     return stats.corpus_sha256, plan_split(stats, options.val_fraction, read_documents(sources, options)), stats
 
 
-def _check_same(
-    output: Path, existing: Manifest, corpus_sha256: str, tokenizer: Tokenizer, options: PrepareOptions
-) -> None:
+def _check_same(output: Path, existing: Manifest, wanted: dict[str, Any]) -> None:
     """Refuse to overwrite data of another text, tokenizer or options."""
-    same = {
-        "text": existing.corpus_sha256 == corpus_sha256,
-        "tokenizer": existing.tokenizer_sha256 == tokenizer.sha256,
-        **{name: existing.options.get(name) == value for name, value in asdict(options).items()},
-    }
-    if different := [name for name, equal in same.items() if not equal]:
+    found = {"text": existing.corpus_sha256, "tokenizer": existing.tokenizer_sha256, **existing.options}
+    if different := [name for name, value in wanted.items() if found.get(name) != value]:
         raise UserError(
             f"{output} has data of other sources or options ({', '.join(different)}); delete it or choose another"
         )
@@ -137,30 +130,6 @@ def _remove_shards(output: Path) -> None:
             path.unlink()
 
 
-def _chunk_documents(
-    documents: Iterable[Document],
-    tokenizer: Tokenizer,
-    options: PrepareOptions,
-    plan: SplitPlan,
-    stats: CorpusStats | None,
-) -> Iterator[TextChunk]:
-    for document, key, size in _with_keys(documents, stats, options.seed):
-        digest = hashlib.sha256()
-        for split, blocks in groupby(plan.assign(key, size, document), key=itemgetter(0)):
-            begins = True
-            for text in chunk_text(map(itemgetter(1), blocks), tokenizer):
-                if options.special_tokens == "error" and END_OF_TEXT in text:
-                    raise UserError(
-                        f"{document.name} contains a literal {END_OF_TEXT}; set special_tokens to text to take it for "
-                        "ordinary characters, to token for the end of a document"
-                    )
-                yield TextChunk(split, begins, text, document.name)
-                begins = False
-                digest.update(text.encode())
-        if split_key(digest.digest(), options.seed) != key:
-            raise UserError(f"{document.name} changed while it was read; run the command again")
-
-
 def _with_keys(
     documents: Iterable[Document], stats: CorpusStats | None, seed: int
 ) -> Iterator[tuple[Document, int, int]]:
@@ -178,23 +147,32 @@ def _with_keys(
             yield document, key, size
 
 
+def _chunk_documents(
+    documents: Iterable[tuple[Document, int, int]], tokenizer: Tokenizer, options: PrepareOptions, plan: SplitPlan
+) -> Iterator[TextChunk]:
+    for document, key, size in documents:
+        digest = hashlib.sha256()
+        for split, blocks in groupby(plan.assign(key, size, document), key=itemgetter(0)):
+            begins = True
+            for text in chunk_text(map(itemgetter(1), blocks), tokenizer):
+                if options.special_tokens == "error" and END_OF_TEXT in text:
+                    raise UserError(
+                        f"{document.name} contains a literal {END_OF_TEXT}; set special_tokens to text to encode it as "
+                        "ordinary characters, to token to end a document there"
+                    )
+                yield TextChunk(split, begins, text, document.name)
+                begins = False
+                digest.update(text.encode())
+        if split_key(digest.digest(), options.seed) != key:
+            raise UserError(f"{document.name} changed while it was read; run the command again")
+
+
 def _write_splits(
-    batches: Iterable[EncodedBatch],
-    output: Path,
-    tokenizer: Tokenizer,
-    options: PrepareOptions,
-    stats: CorpusStats | None,
+    batches: Iterable[EncodedBatch], output: Path, tokenizer: Tokenizer, shard_tokens: int
 ) -> dict[str, Split]:
-    dtype = dtype_for(tokenizer.vocab_size)
     with ExitStack() as stack:
-        writers = {
-            split: stack.enter_context(SplitWriter(output, split, dtype, options.shard_tokens, tokenizer.eot_id))
-            for split in SPLITS
-        }
-        total = stats.utf8_bytes / 1e6 if stats else 0.0
-        for batch in _log_progress(
-            batches, lambda batch: sum(size for _, size in batch.values()) / 1e6, "encoded", "MB", total
-        ):
+        writers = {split: stack.enter_context(SplitWriter(output, split, tokenizer, shard_tokens)) for split in SPLITS}
+        for batch in batches:
             for split, (tokens, utf8_bytes) in batch.items():
                 writers[split].write(tokens, utf8_bytes)
         for split, writer in writers.items():

@@ -74,11 +74,9 @@ def parquet_documents(path: Path, options: PrepareOptions) -> Iterator[Document]
 
 
 def dataset_documents(name: str, options: PrepareOptions) -> Iterator[Document]:
-    """Stream a dataset, so that no copy of it gets into the cache.
+    """Stream a dataset, without a copy in the cache.
 
-    Args:
-        name: ``NAME[:CONFIG]`` on the Hugging Face Hub, a folder of files that ``datasets`` reads, or a folder that its
-            ``save_to_disk`` wrote.
+    ``name`` is NAME[:CONFIG] on the Hugging Face Hub, a folder that ``datasets`` reads, or one that it saved.
     """
     import datasets
 

@@ -29,19 +29,12 @@ _SUFFIXES = (".txt", ".md", *_ROW_READERS)  # read from folders
 
 
 def read_documents(sources: list[str], options: PrepareOptions) -> Iterator[Document]:
-    """Read all documents of the sources, in the order given; the files of a folder in the order of their paths.
+    """Read all documents of the sources in the order given, the files of a folder in the order of their paths.
 
-    Args:
-        sources: each a file (a document per row of ``.jsonl .ndjson .json .csv .tsv .parquet``, else a single document;
-            optionally compressed as ``.gz`` or ``.zst``), a folder (searched recursively for those, ``.txt`` and
-            ``.md``), a glob, a folder that ``datasets`` saved, ``"hf:NAME[:CONFIG]"``, or ``"pydocs"``: the Python
-            language reference included in every interpreter.
-
-    Yields:
-        Documents; some may be empty.
-
-    Raises:
-        UserError: a source cannot be read; the message names the file and the line, row or byte.
+    A source is a file, a folder (searched recursively), a glob, ``hf:NAME[:CONFIG]``, a folder that ``datasets`` saved,
+    or ``pydocs``: the Python language reference included in every interpreter. A document is a row of ``.jsonl .ndjson
+    .json .csv .tsv .parquet`` or of a dataset, or any other file (in folders only ``.txt`` and ``.md``); each file may
+    be compressed (``.gz``, ``.zst``). Documents may be empty.
     """
     for source in sources:
         if source == PYDOCS:

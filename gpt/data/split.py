@@ -23,11 +23,6 @@ class CorpusStats:
     sizes: "array[int]"
     corpus_sha256: str
 
-    @property
-    def utf8_bytes(self) -> int:
-        """Size of all documents."""
-        return sum(self.sizes)
-
 
 @dataclass(frozen=True)
 class SplitPlan:
@@ -44,7 +39,7 @@ class SplitPlan:
     def assign(self, key: int, size: int, document: Document) -> Iterator[tuple[str, str]]:
         """Read a document's text in blocks, each with its split."""
         is_val = key < self.val_below and size <= self.max_val_bytes
-        cut = self.cut if key == self.cut_key else 0 if is_val else size
+        cut = self.cut if key == self.cut_key else 0 if is_val else size  # characters of training
         for block in document.read():
             if cut > 0:
                 yield "train", block[:cut]
@@ -89,7 +84,7 @@ def plan_split(stats: CorpusStats, val_fraction: float, documents: Iterable[Docu
     """
     present = np.flatnonzero(np.array(stats.sizes))  # documents that are not empty
     keys, sizes = np.array(stats.keys)[present], np.array(stats.sizes)[present]
-    val_bytes = val_fraction * stats.utf8_bytes
+    val_bytes = val_fraction * sum(stats.sizes)
     order = np.argsort(keys)
     eligible_sizes = np.where(sizes <= val_bytes, sizes, 0)
     last = int(np.searchsorted(np.cumsum(eligible_sizes[order]), val_bytes))

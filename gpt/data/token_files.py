@@ -1,8 +1,7 @@
 """Token files: llm.c's format, which is written and read, and those of nanoGPT and NumPy, which are only read.
 
-A shard has llm.c's format: a header of 256 int32 (magic, version, token count, zeros), then the token ids, uint16 if
-the vocabulary allows it and else uint32. Files of llm.c and modded-nanogpt have it; those of nanoGPT (raw uint16) and
-build-nanogpt (.npy) are read if the manifest names that layout.
+llm.c's has a header of 256 int32 (magic, version, token count, zeros), then the ids, as uint16 if the vocabulary allows
+it and else uint32. nanoGPT writes raw uint16, build-nanogpt .npy; the manifest says which layout a folder has.
 """
 
 import struct
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 
 from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file
+from gpt.tokenizer import Tokenizer
 
 LLM_C, NANOGPT, NPY = "llm.c", "nanogpt", "npy"
 
@@ -72,26 +72,25 @@ def write_shard(path: Path, tokens: NDArray[Any]) -> Shard:
 class SplitWriter(ExitStack):
     """Context manager that writes a split's tokens to shards; an exception deletes the incomplete one."""
 
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, eot_id: int) -> None:
+    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, shard_tokens: int) -> None:
         super().__init__()
-        self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
-        self._eot_id, self._ends_with_eot = eot_id, False
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self._dtype, self._eot_id, self._ends_with_eot = dtype_for(tokenizer.vocab_size), tokenizer.eot_id, False
         self._shards: list[Shard] = []
         self._file: IO[bytes] | None = None
         self._tokens_in_file = self._documents = self._utf8_bytes = self.tokens = 0
 
     def write(self, tokens: NDArray[np.uint32], utf8_bytes: int) -> None:
-        """Append (n,) ids, n > 0; of two end-of-texts in a row, only one."""
-        if self._ends_with_eot and tokens[0] == self._eot_id:
-            tokens = tokens[1:]
-        if len(tokens):
-            self._ends_with_eot = bool(tokens[-1] == self._eot_id)
-        self._documents += int((tokens == self._eot_id).sum())
+        """Append (n,) ids, n > 0; of several end-of-texts in a row, only one."""
+        is_eot = tokens == self._eot_id
+        is_repeated = is_eot & np.append(self._ends_with_eot, is_eot[:-1])
+        tokens, self._ends_with_eot = tokens[~is_repeated], bool(is_eot[-1])
+        self._documents += int((is_eot & ~is_repeated).sum())
         self._utf8_bytes += utf8_bytes
         self.tokens += len(tokens)
         while len(tokens):
             if self._file is None:
-                self._file = self.enter_context(create_shard(self._path(), self._dtype))
+                self._file = self.enter_context(create_shard(self._path, self._dtype))
             part = tokens[: self._shard_tokens - self._tokens_in_file]
             tokens = tokens[len(part) :]
             self._file.write(part.astype(self._dtype, copy=False).data)
@@ -105,14 +104,14 @@ class SplitWriter(ExitStack):
             self._finish_shard()
         return Split(self.tokens, self._documents, self._utf8_bytes, tuple(self._shards))
 
-    def _path(self) -> Path:
-        return self._folder / f"{self._split}_{len(self._shards):06d}.bin"
-
     def _finish_shard(self) -> None:
         self.close()
-        path = self._path()
-        self._shards.append(Shard(path.name, self._tokens_in_file, sha256_of_file(path)))
+        self._shards.append(Shard(self._path.name, self._tokens_in_file, sha256_of_file(self._path)))
         self._file, self._tokens_in_file = None, 0
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"{self._split}_{len(self._shards):06d}.bin"
 
 
 def detect_layout(path: Path) -> str:
@@ -127,14 +126,7 @@ def detect_layout(path: Path) -> str:
 
 
 def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
-    """Memory-map the tokens of a file, after checking its header and size.
-
-    Args:
-        layout: ``LLM_C``, ``NANOGPT`` (uint16 without a header), or ``NPY``.
-
-    Returns:
-        (n,) uint16 or uint32, read-only.
-    """
+    """Memory-map the tokens of a file, after checking its header and size: (n,) uint16 or uint32, read-only."""
     if not path.is_file():
         raise UserError(f"{path} is missing; prepare the data again")
     try:

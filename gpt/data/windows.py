@@ -1,7 +1,7 @@
 """Batches from a split's tokens: windows that contain each token once, in an order that is a pure function.
 
-The windows of the n-th batch depend on (seed, n) alone. A run therefore resumes exactly by counting on from n, with
-any number of loader workers and of data-parallel ranks.
+The windows of the n-th batch depend on (seed, n) alone, so a run resumes exactly by counting on from n, with any number
+of loader workers and of data-parallel ranks.
 
 Shape letters: B micro-batch, T context_length.
 """
