@@ -174,7 +174,7 @@ def test_a_literal_end_of_text_is_text_token_or_error(tmp_path: Path) -> None:
         # Bits per byte count bytes of text, and the token has none.
         lengths = [len(tokenizer.decode_bytes([token])) for token in train if token != 50256]
         assert manifest.splits["train"].utf8_bytes == sum(lengths)
-    with pytest.raises(ValueError, match=r"a\.txt contains a literal .*set special_tokens"):
+    with pytest.raises(ValueError, match=r"a\.txt has a literal .*set special_tokens"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "error", "gpt2", PrepareOptions(special_tokens="error"))
     assert not (tmp_path / "error").exists()
 
@@ -258,7 +258,7 @@ def test_a_failed_run_deletes_the_shards_of_an_interrupted_one(tmp_path: Path) -
     (tmp_path / "data" / ".unfinished").touch()
     (tmp_path / "data" / "notes_2.bin").write_text("precious")
     (tmp_path / "literal.txt").write_text("<|endoftext|> " * 20)
-    with pytest.raises(ValueError, match="contains a literal"):
+    with pytest.raises(ValueError, match="has a literal"):
         prepare([str(tmp_path / "literal.txt")], tmp_path / "data", "bytes", PrepareOptions(special_tokens="error"))
     assert contents(tmp_path / "data") == {"notes_2.bin": b"precious"}
     (tmp_path / "data" / "notes_2.bin").unlink()

@@ -81,7 +81,7 @@ def decode_file(path: Path, options: PrepareOptions) -> Iterator[str]:
     """Read the text of a file in blocks, without a byte-order mark."""
     utf8 = codecs.getincrementaldecoder("utf-8")(options.encoding_errors)
     decoder = io.IncrementalNewlineDecoder(utf8, translate=options.newlines == "lf")
-    offset, is_first, has_nul, block = 0, True, False, b"-"
+    offset, is_first, block = 0, True, b"-"
     with open_decompressed(path) as file:
         while block:
             block = file.read(_BLOCK_BYTES)
@@ -91,11 +91,10 @@ def decode_file(path: Path, options: PrepareOptions) -> Iterator[str]:
             except UnicodeDecodeError as error:
                 raise not_utf8_error(str(path), error, offset - undecoded) from None
             offset += len(block)
-            if not has_nul and "\0" in text:
-                has_nul = True
-                log.warning("%s contains NUL characters; is it text?", path)
             if is_first and text:
                 is_first, text = False, text.removeprefix("\ufeff")
+                if "\0" in text:
+                    log.warning("%s contains NUL characters; is it text?", path)
             if text:
                 yield text
 

@@ -71,11 +71,9 @@ def _last_cut(pattern: re.Pattern[str], text: str) -> int:
 def encode_chunks(
     chunks: Iterable[TextChunk], tokenizer: Tokenizer, end_of_text: bool, workers: int
 ) -> Iterator[EncodedBatch]:
-    """Encode on threads (tiktoken releases the GIL), in order, prefetching a bounded number of batches.
+    """Encode on ``workers`` threads (tiktoken releases the GIL), in order, prefetching a bounded number of batches.
 
-    Args:
-        end_of_text: whether a literal ``<|endoftext|>`` in the text is the end-of-text token.
-        workers: number of threads; the result does not depend on it.
+    ``end_of_text`` says whether a literal ``<|endoftext|>`` in the text is the end-of-text token.
     """
     futures: deque[Future[EncodedBatch]] = deque()
     with ThreadPoolExecutor(workers) as pool:

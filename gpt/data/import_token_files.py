@@ -21,15 +21,9 @@ def find_token_files(folder: Path) -> list[Path]:
 
 
 def import_token_files(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
-    """Check a folder's ``.bin`` or ``.npy`` files and write their manifest; the files themselves do not change.
+    """Check a folder's token files and write their manifest; returns it, and False if it was there already.
 
-    A file belongs to the split, train or val, that its name contains.
-
-    Args:
-        tokenizer_name: of the tokenizer that encoded them, which the files do not name.
-
-    Returns:
-        The manifest, and whether it is new.
+    The files do not change. A file belongs to the split, train or val, that its name contains.
     """
     if (folder / "meta.pkl").exists():
         raise UserError(f"{folder} has nanoGPT's character vocabulary (meta.pkl), not a tokenizer; prepare its text")

@@ -4,6 +4,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -94,11 +95,7 @@ class Manifest:
 
 
 class SplitTokens:
-    """All tokens of a split as one array, memory-mapped shard by shard.
-
-    Raises:
-        UserError: a shard is missing, damaged, or not the one in the manifest.
-    """
+    """All tokens of a split as one array, memory-mapped shard by shard, after checking it against the manifest."""
 
     def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
         if split not in manifest.splits:
@@ -109,8 +106,7 @@ class SplitTokens:
         self._layout = manifest.layout
         self._paths = [folder / shard.name for shard in self.info.shards]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
-        self._arrays: list[NDArray[Any]] | None = None
-        for path, shard, array in zip(self._paths, self.info.shards, self._open(), strict=True):
+        for path, shard, array in zip(self._paths, self.info.shards, self._arrays, strict=True):
             if len(array) != shard.tokens or array.dtype != np.dtype(manifest.dtype).newbyteorder("<"):
                 raise UserError(f"shard {path} is not the one in the manifest; prepare the data again")
 
@@ -118,13 +114,9 @@ class SplitTokens:
         return int(self._ends[-1])
 
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
-        """Copy the tokens from ``start`` to ``stop``, across shards: (stop - start,) int64.
-
-        Raises:
-            UserError: an id is outside the vocabulary.
-        """
+        """Copy the tokens from ``start`` to ``stop``, across shards, and check their ids: (stop - start,) int64."""
         assert 0 <= start < stop <= len(self)
-        arrays, parts = self._open(), []
+        arrays, parts = self._arrays, []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
             shard_start = int(self._ends[shard]) - len(arrays[shard])
@@ -148,14 +140,13 @@ class SplitTokens:
             if sha256_of_file(path) != shard.sha256:
                 raise UserError(f"shard {path} has changed since it was written; prepare the data again")
 
-    def _open(self) -> list[NDArray[Any]]:
-        if self._arrays is None:
-            self._arrays = [open_shard(path, self._layout) for path in self._paths]
-        return self._arrays
+    @cached_property
+    def _arrays(self) -> list[NDArray[Any]]:
+        return [open_shard(path, self._layout) for path in self._paths]
 
     def __getstate__(self) -> dict[str, Any]:
         # A memory map is pickled as a copy of its content, so loader workers open the files themselves.
-        return {**self.__dict__, "_arrays": None}
+        return {name: value for name, value in self.__dict__.items() if name != "_arrays"}
 
 
 def verify(folder: Path) -> Manifest:

@@ -25,6 +25,7 @@ from gpt.tokenizer import END_OF_TEXT, Tokenizer
 log = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
+KeyedDocument = tuple[Document, int, int]  # with its split key and its size in bytes
 
 _PROGRESS_SECONDS = 5.0
 _UNFINISHED = ".unfinished"  # marks the folder of an incomplete run
@@ -33,14 +34,11 @@ _UNFINISHED = ".unfinished"  # marks the folder of an incomplete run
 def prepare(
     sources: list[str], output: Path, tokenizer_name: str, options: PrepareOptions | None = None, workers: int = 1
 ) -> tuple[Manifest, bool]:
-    """Write the shards and the manifest of the sources, unless the folder has them already.
+    """Write the shards and the manifest of the sources; returns the manifest, and False if all was there already.
 
     Two passes over the documents hash and measure them for ``plan_split`` and encode them. With ``streaming`` there
     is one: the hash alone decides, so ``val_fraction`` holds on average and no document is divided; complete
     data is not compared with the text. The result does not depend on the number of workers (threads that encode).
-
-    Returns:
-        The manifest, and whether anything was written.
     """
     options = options or PrepareOptions()
     if workers < 1:
@@ -63,7 +61,7 @@ def prepare(
         chunks = _chunk_documents(documents, tokenizer, options, plan)
         batches = encode_chunks(chunks, tokenizer, options.special_tokens == "token", workers)
         total = sum(stats.sizes) / 1e6 if stats else 0.0
-        batches = _log_progress(batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "encoded", "MB", total)
+        batches = _log_progress(batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "MB encoded", total)
         try:
             splits = _write_splits(batches, output, tokenizer, options.shard_tokens)
         except UserError:  # leave nothing to continue: the same command would fail again
@@ -99,7 +97,7 @@ def _plan(sources: list[str], options: PrepareOptions) -> tuple[str, SplitPlan, 
         return hashlib.sha256("\n".join(sources).encode()).hexdigest(), plan_streaming_split(options.val_fraction), None
     if any(source.startswith(HUB) and not Path(source.removeprefix(HUB)).is_dir() for source in sources):
         log.info("the Hub's dataset is read twice, first for its hashes; streaming reads it once")
-    documents = _log_progress(read_documents(sources, options), lambda _: 1, "read", "documents")
+    documents = _log_progress(read_documents(sources, options), lambda _: 1, "documents read")
     stats = measure_corpus(documents, options.seed)
     return stats.corpus_sha256, plan_split(stats, options.val_fraction, read_documents(sources, options)), stats
 
@@ -108,9 +106,7 @@ def _check_same(output: Path, existing: Manifest, wanted: dict[str, Any]) -> Non
     """Refuse to overwrite data of another text, tokenizer or options."""
     found = {"text": existing.corpus_sha256, "tokenizer": existing.tokenizer_sha256, **existing.options}
     if different := [name for name, value in wanted.items() if found.get(name) != value]:
-        raise UserError(
-            f"{output} has data of other sources or options ({', '.join(different)}); delete it or choose another"
-        )
+        raise UserError(f"{output} has data of other sources or options ({', '.join(different)}); delete it first")
 
 
 def _is_complete(output: Path, manifest: Manifest) -> bool:
@@ -130,10 +126,8 @@ def _remove_shards(output: Path) -> None:
             path.unlink()
 
 
-def _with_keys(
-    documents: Iterable[Document], stats: CorpusStats | None, seed: int
-) -> Iterator[tuple[Document, int, int]]:
-    """Documents with key and size, from the first pass or, if there was none, measured now."""
+def _with_keys(documents: Iterable[Document], stats: CorpusStats | None, seed: int) -> Iterator[KeyedDocument]:
+    """Add keys and sizes, those of the first pass or, if there was none, measured now."""
     if stats is None:
         for document in documents:
             digest, size = document.measure()
@@ -148,7 +142,7 @@ def _with_keys(
 
 
 def _chunk_documents(
-    documents: Iterable[tuple[Document, int, int]], tokenizer: Tokenizer, options: PrepareOptions, plan: SplitPlan
+    documents: Iterable[KeyedDocument], tokenizer: Tokenizer, options: PrepareOptions, plan: SplitPlan
 ) -> Iterator[TextChunk]:
     for document, key, size in documents:
         digest = hashlib.sha256()
@@ -156,10 +150,7 @@ def _chunk_documents(
             begins = True
             for text in chunk_text(map(itemgetter(1), blocks), tokenizer):
                 if options.special_tokens == "error" and END_OF_TEXT in text:
-                    raise UserError(
-                        f"{document.name} contains a literal {END_OF_TEXT}; set special_tokens to text to encode it as "
-                        "ordinary characters, to token to end a document there"
-                    )
+                    raise UserError(f"{document.name} has a literal {END_OF_TEXT}; set special_tokens to text or token")
                 yield TextChunk(split, begins, text, document.name)
                 begins = False
                 digest.update(text.encode())
@@ -185,7 +176,7 @@ def _write_splits(
 
 
 def _log_progress(
-    items: Iterable[Item], size: Callable[[Item], float], verb: str, unit: str, total: float = 0.0
+    items: Iterable[Item], size: Callable[[Item], float], what: str, total: float = 0.0
 ) -> Iterator[Item]:
     """Log the amount done, the rate, and, if the total is known, the time left, every few seconds."""
     started = logged = time.monotonic()
@@ -196,4 +187,4 @@ def _log_progress(
         if (now := time.monotonic()) - logged >= _PROGRESS_SECONDS:
             logged, rate = now, done / (now - started)
             left = f", {(total - done) / rate:.0f} s left" if total else ""
-            log.info("%s %.0f %s, %.1f %s/s%s", verb, done, unit, rate, unit, left)
+            log.info("%.0f %s, %.1f per second%s", done, what, rate, left)

@@ -23,12 +23,10 @@ def json_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
     while head[-1].isspace():
         head.append(next(lines, ""))
     lines = itertools.chain(head, lines)
-    is_array = head[-1].lstrip().startswith("[")
-    if is_array:
-        for number, row in enumerate(_parse_json(str(path), "".join(lines)), start=1):
+    if head[-1].lstrip().startswith("[") or (base_suffix(path) == ".json" and head[-1] and not _is_json(head[-1])):
+        content = _parse_json(str(path), "".join(lines))
+        for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
             yield _document_from_object(f"{path}, row {number}", row, options)
-    elif base_suffix(path) == ".json" and head[-1] and not _is_json(head[-1]):
-        yield _document_from_object(str(path), _parse_json(str(path), "".join(lines)), options)
     else:
         for number, line in enumerate(lines, start=1):
             if line.strip():
@@ -85,7 +83,13 @@ def dataset_documents(name: str, options: PrepareOptions) -> Iterator[Document]:
         raise UserError(f"there is no folder {folder!r}; expected hf: and a name on the Hub or the folder of a dataset")
     try:
         if is_saved_dataset(Path(name)):
-            rows = _load_saved_dataset(name, options.split)
+            rows = datasets.load_from_disk(name)
+            if isinstance(rows, datasets.DatasetDict):
+                if options.split not in rows:
+                    raise UserError(f"{name} has no split {options.split!r}; it has {', '.join(rows)}")
+                rows = rows[options.split]
+            elif options.split not in (PrepareOptions.split, str(rows.split)):
+                raise UserError(f"{name} is a single split; leave out split {options.split!r}")
         else:
             rows = datasets.load_dataset(folder, config or None, split=options.split, streaming=True)
         tables = rows.with_format("arrow").iter(batch_size=_BATCH_ROWS)
@@ -96,27 +100,12 @@ def dataset_documents(name: str, options: PrepareOptions) -> Iterator[Document]:
     except Exception as error:  # of datasets, of the network, and of a dozen file formats
         cause = error.__cause__ or error
         reason = " ".join(str(cause).split()) or type(cause).__name__
-        raise UserError(
-            f"hf:{name} cannot be read: {reason[:300]}; check the name, split {options.split!r}, and the network"
-        ) from None
+        raise UserError(f"hf:{name} cannot be read: {reason[:300]}; check its name, split and the network") from None
 
 
 def is_saved_dataset(folder: Path) -> bool:
     """Whether ``save_to_disk`` of ``datasets`` wrote this folder."""
     return any((folder / marker).exists() for marker in ("dataset_info.json", "dataset_dict.json"))
-
-
-def _load_saved_dataset(name: str, split: str) -> Any:
-    import datasets
-
-    saved = datasets.load_from_disk(name)
-    if isinstance(saved, datasets.DatasetDict):
-        if split not in saved:
-            raise UserError(f"{name} has no split {split!r}; it has {', '.join(saved)}")
-        return saved[split]
-    if split not in (PrepareOptions.split, str(saved.split)):
-        raise UserError(f"{name} is a single split; leave out split {split!r}")
-    return saved
 
 
 def _column_documents(name: str, columns: Iterable[Any], options: PrepareOptions) -> Iterator[Document]:
@@ -128,9 +117,7 @@ def _column_documents(name: str, columns: Iterable[Any], options: PrepareOptions
         types = pyarrow.types
         kind = column.type.value_type if types.is_dictionary(column.type) else column.type
         if not any(is_text(kind) for is_text in (types.is_string, types.is_large_string, types.is_string_view)):
-            raise UserError(
-                f"column {options.text_column!r} of {name} has type {kind}; choose a text_column of strings"
-            )
+            raise UserError(f"column {options.text_column!r} of {name} has type {kind}; expected a column of strings")
         # As bytes: the writer may not have checked that they are UTF-8.
         for content in column.cast(kind).cast(pyarrow.large_binary()).to_pylist():
             number += 1
@@ -155,12 +142,11 @@ def _document_from_object(name: str, row: Any, options: PrepareOptions) -> Docum
 
 def _find_column(name: str, columns: Sequence[str], options: PrepareOptions) -> int:
     """Index of the text column."""
-    count = columns.count(options.text_column)
-    if count > 1:
-        raise UserError(f"{name} has {count} columns {options.text_column!r}; rename all but one")
-    if count == 0:
-        existing = ", ".join(map(repr, columns[:20])) or "none"
-        raise UserError(f"{name} has no column {options.text_column!r}; it has {existing}: set text_column to one")
+    if columns.count(options.text_column) != 1:
+        known = ", ".join(map(repr, columns[:20])) or "none"
+        raise UserError(
+            f"{name} has columns {known}; expected one {options.text_column!r}. Set text_column, or rename one"
+        )
     return columns.index(options.text_column)
 
 

@@ -38,7 +38,8 @@ def read_documents(sources: list[str], options: PrepareOptions) -> Iterator[Docu
     """
     for source in sources:
         if source == PYDOCS:
-            yield from _pydocs()
+            topics: dict[str, str] = import_module("pydoc_data.topics").topics
+            yield from (Document(f"{PYDOCS}:{name}", partial(iter, (topics[name],))) for name in sorted(topics))
         elif source.startswith(HUB) or is_saved_dataset(Path(source)):
             yield from dataset_documents(source.removeprefix(HUB), options)
         else:
@@ -47,12 +48,6 @@ def read_documents(sources: list[str], options: PrepareOptions) -> Iterator[Docu
                     yield from read_rows(path, options)
                 else:
                     yield Document(str(path), partial(decode_file, path, options))
-
-
-def _pydocs() -> Iterator[Document]:
-    topics: dict[str, str] = import_module("pydoc_data.topics").topics
-    for name in sorted(topics):
-        yield Document(f"{PYDOCS}:{name}", partial(iter, (topics[name],)))
 
 
 def _find_files(source: str) -> list[Path]:
@@ -65,7 +60,7 @@ def _find_files(source: str) -> list[Path]:
     if files := sorted({*in_folders, *(match for match in matches if match.is_file())}):
         return files
     if any(path.glob("*.bin")) or any(path.glob("*.npy")):
-        raise UserError(f"{source} holds token files, not text; run prepare_data.py {source} --tokenizer NAME")
+        raise UserError(f"{source} has token files, not text; run prepare_data.py {source} --tokenizer NAME")
     raise UserError(f"{source} has no file ending in {' '.join(_SUFFIXES)} (or one of these and .gz, .zst)")
 
 

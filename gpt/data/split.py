@@ -5,6 +5,7 @@ import logging
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -77,10 +78,8 @@ def plan_split(stats: CorpusStats, val_fraction: float, documents: Iterable[Docu
     """Choose documents in the order of their keys until ``val_fraction`` of the bytes is validation.
 
     A document larger than that fraction stays in training: a novel among notes would be all of validation. If less than
-    half of the fraction is reached (a single document, or a few long ones), the end of the longest is validation too.
-
-    Args:
-        documents: the measured ones, in the same order; read only up to the longest, and only if that is divided.
+    half of the fraction is reached (a single document, or a few long ones), the end of the longest is validation too;
+    only then are ``documents``, the measured ones, read again, up to that one.
     """
     present = np.flatnonzero(np.array(stats.sizes))  # documents that are not empty
     keys, sizes = np.array(stats.keys)[present], np.array(stats.sizes)[present]
@@ -102,7 +101,7 @@ def plan_split(stats: CorpusStats, val_fraction: float, documents: Iterable[Docu
         chosen_bytes -= copies * size
     is_alone = copies == len(keys)
     missing_bytes = min((val_bytes - chosen_bytes) / copies, size if is_alone else size / 2)
-    document = next((document for number, document in enumerate(documents) if number == present[longest]), None)
+    document = next(islice(documents, int(present[longest]), None), None)
     if document is None:
         raise UserError("the sources changed while they were read; run the command again")
     return SplitPlan(val_below, val_bytes, key, _find_cut(document, size, missing_bytes))

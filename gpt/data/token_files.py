@@ -130,7 +130,9 @@ def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
     if not path.is_file():
         raise UserError(f"{path} is missing; prepare the data again")
     try:
-        return {LLM_C: _open_llm_c, NANOGPT: _open_nanogpt, NPY: _open_npy}[layout](path)
+        if layout == NANOGPT:
+            return np.memmap(path, dtype="<u2", mode="r")
+        return _open_npy(path) if layout == NPY else _open_llm_c(path)
     except ValueError as error:
         raise UserError(f"{path} is not a valid token file: {error}; prepare the data again") from None
 
@@ -148,10 +150,6 @@ def _open_llm_c(path: Path) -> NDArray[Any]:
     if count < 1 or size != expected:
         raise ValueError(f"it has {size} bytes; expected {expected} from its header")
     return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(count,))
-
-
-def _open_nanogpt(path: Path) -> NDArray[Any]:
-    return np.memmap(path, dtype="<u2", mode="r")
 
 
 def _open_npy(path: Path) -> NDArray[Any]:

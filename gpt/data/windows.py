@@ -45,10 +45,8 @@ class TrainingBatch(TypedDict):
 class TokenWindows(Dataset[Window]):
     """A split cut into windows of T tokens; each token but the first is a target exactly once.
 
-    A last window that is shorter is padded at its end with ignored targets.
-
-    Args:
-        overlap: number of tokens that each window repeats from the previous one, as context without targets.
+    Each window repeats the last ``overlap`` tokens of the previous one, as context without targets. A last window that
+    is shorter is padded at its end with ignored targets.
     """
 
     def __init__(self, tokens: SplitTokens, context_length: int, overlap: int = 0) -> None:
