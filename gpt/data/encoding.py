@@ -4,7 +4,7 @@ import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,8 +32,7 @@ _BATCH_CHARACTERS = 2**17  # many small documents make one task: a task each wou
 _PREFETCH_BATCHES = 4  # per thread
 
 
-@dataclass(frozen=True)
-class TextChunk:
+class TextChunk(NamedTuple):
     """A part of a document's text, cut by ``chunk_text``."""
 
     split: str
