@@ -120,7 +120,7 @@ def test_script_refuses_other_data(tiny_run: Path, tmp_path: Path, capsys: pytes
 
     prepare(["pydocs"], tmp_path / "gpt2", "gpt2")
     for arguments, words in [
-        (["--data", str(tmp_path / "gpt2")], "'gpt2' (50257 ids), not with this 'bytes'"),
+        (["--data", str(tmp_path / "gpt2")], "'gpt2' (50257 ids); expected 'bytes'"),
         (["--data", str(tmp_path)], "no prepared data"),
     ]:
         assert script.main([str(tiny_run), *arguments]) == 2
