@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpt.data.documents import Document
 from gpt.data.options import PrepareOptions
 from gpt.data.prepare import prepare
-from gpt.data.split import SplitPlan, measure_corpus, plan_split, plan_streaming_split, split_key
+from gpt.data.split import SplitPlan, measure_corpus, plan_split, split_key
 from tests.prepared import texts_of
 
 
@@ -120,8 +120,7 @@ def test_a_single_line_is_divided_between_characters() -> None:
 
 
 def test_a_streaming_split_depends_on_the_key_alone() -> None:
-    plan = plan_streaming_split(0.25)
-    assert plan == SplitPlan(val_below=2**62, max_val_bytes=float("inf"))
+    plan = SplitPlan(val_below=2**62)
     (document,) = _documents(["text"])
     splits = [next(plan.assign(key, 10**12, document))[0] for key in (0, 2**62 - 1, 2**62, 2**64 - 1)]
     assert splits == ["val", "val", "train", "train"]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.token_files import LLM_C, NANOGPT, NPY, Shard, Split, dtype_for, open_shard
+from gpt.data.token_files import LAYOUTS, LLM_C, Shard, Split, dtype_for, open_shard
 from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file
 from gpt.tokenizer import Tokenizer
@@ -67,14 +67,13 @@ class Manifest:
             raise UserError(f"no prepared data in {folder} (no {MANIFEST_NAME}); run scripts/prepare_data.py first")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            supported = {
-                "format_version": (FORMAT_VERSION,),
-                "dtype": ("uint16", "uint32"),
-                "layout": (LLM_C, NANOGPT, NPY),
-            }
-            for key, values in supported.items():
-                if content.get(key, LLM_C) not in values:
-                    raise ValueError(f"{key} is {content.get(key)!r}; expected {' or '.join(map(str, values))}")
+            for key, known in (
+                ("format_version", [FORMAT_VERSION]),
+                ("dtype", ["uint16", "uint32"]),
+                ("layout", LAYOUTS),
+            ):
+                if content.get(key, LLM_C) not in known:
+                    raise ValueError(f"{key} is {content.get(key)!r}; expected {' or '.join(map(str, known))}")
             splits = {name: _parse_split(split) for name, split in content.pop("splits").items()}
             return Manifest(splits=splits, sources=tuple(content.pop("sources")), **content)
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:

@@ -16,7 +16,7 @@ from gpt.data.encoding import EncodedBatch, TextChunk, chunk_text, encode_chunks
 from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SplitTokens
 from gpt.data.options import PrepareOptions
 from gpt.data.sources import HUB, read_documents
-from gpt.data.split import CorpusStats, SplitPlan, measure_corpus, plan_split, plan_streaming_split, split_key
+from gpt.data.split import CorpusStats, SplitPlan, measure_corpus, plan_split, split_key
 from gpt.data.token_files import Split, SplitWriter
 from gpt.errors import UserError
 from gpt.files import exclusive
@@ -94,7 +94,8 @@ def _load_existing(output: Path) -> Manifest | None:
 def _plan(sources: list[str], options: PrepareOptions) -> tuple[str, SplitPlan, CorpusStats | None]:
     """Hash of the corpus, plan of the split, and, unless streaming, statistics of a first pass."""
     if options.streaming:
-        return hashlib.sha256("\n".join(sources).encode()).hexdigest(), plan_streaming_split(options.val_fraction), None
+        plan = SplitPlan(val_below=int(options.val_fraction * 2**64))  # that fraction of all possible keys
+        return hashlib.sha256("\n".join(sources).encode()).hexdigest(), plan, None
     if any(source.startswith(HUB) and not Path(source.removeprefix(HUB)).is_dir() for source in sources):
         log.info("the Hub's dataset is read twice, first for its hashes; streaming reads it once")
     documents = _log_progress(read_documents(sources, options), lambda _: 1, "documents read")

@@ -33,7 +33,7 @@ class SplitPlan:
     """
 
     val_below: int
-    max_val_bytes: float
+    max_val_bytes: float = float("inf")
     cut_key: int | None = None
     cut: int = 0
 
@@ -105,11 +105,6 @@ def plan_split(stats: CorpusStats, val_fraction: float, documents: Iterable[Docu
     if document is None:
         raise UserError("the sources changed while they were read; run the command again")
     return SplitPlan(val_below, val_bytes, key, _find_cut(document, size, missing_bytes))
-
-
-def plan_streaming_split(val_fraction: float) -> SplitPlan:
-    """Choose a fraction of all possible keys, for a single pass over the documents."""
-    return SplitPlan(val_below=int(val_fraction * 2**64), max_val_bytes=float("inf"))
 
 
 def _find_cut(document: Document, size: int, val_bytes: float) -> int:

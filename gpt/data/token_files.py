@@ -4,7 +4,6 @@ llm.c's has a header of 256 int32 (magic, version, token count, zeros), then the
 it and else uint32. nanoGPT writes raw uint16, build-nanogpt .npy; the manifest says which layout a folder has.
 """
 
-import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file
 from gpt.tokenizer import Tokenizer
 
-LLM_C, NANOGPT, NPY = "llm.c", "nanogpt", "npy"
+LAYOUTS = LLM_C, NANOGPT, NPY = "llm.c", "nanogpt", "npy"
 
 _HEADER_INTS = 256
 _HEADER_BYTES = 4 * _HEADER_INTS
@@ -116,13 +115,11 @@ class SplitWriter(ExitStack):
 
 def detect_layout(path: Path) -> str:
     """Layout of a token file, from its name and its first bytes."""
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is not a valid token file: it is empty; prepare the data again")
     if path.suffix == ".npy":
         return NPY
-    with path.open("rb") as file:
-        start = file.read(8)
-    if not start:
-        raise UserError(f"{path} is not a valid token file: it is empty; prepare the data again")
-    return LLM_C if start in [struct.pack("<2i", *numbers) for numbers in _FORMATS.values()] else NANOGPT
+    return LLM_C if tuple(np.fromfile(path, dtype="<i4", count=2)) in _FORMATS.values() else NANOGPT
 
 
 def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
@@ -138,18 +135,14 @@ def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
 
 
 def _open_llm_c(path: Path) -> NDArray[Any]:
-    with path.open("rb") as file:
-        header = np.frombuffer(file.read(_HEADER_BYTES), dtype=np.uint8)
-    if len(header) < _HEADER_BYTES:
-        raise ValueError(f"it has {len(header)} bytes; expected llm.c's header of {_HEADER_BYTES}")
-    magic, version, count = header.view("<i4")[:3].tolist()
-    dtypes = [dtype for dtype, start in _FORMATS.items() if start == (magic, version)]
-    if not dtypes:
-        raise ValueError("its header is not llm.c's")
-    size, expected = path.stat().st_size, _HEADER_BYTES + count * dtypes[0].itemsize
-    if count < 1 or size != expected:
+    header = np.fromfile(path, dtype="<i4", count=_HEADER_INTS).tolist()
+    dtypes = [dtype for dtype, numbers in _FORMATS.items() if tuple(header[:2]) == numbers]
+    if not dtypes or len(header) < _HEADER_INTS:
+        raise ValueError("it does not start with llm.c's header")
+    size, expected = path.stat().st_size, _HEADER_BYTES + header[2] * dtypes[0].itemsize
+    if header[2] < 1 or size != expected:
         raise ValueError(f"it has {size} bytes; expected {expected} from its header")
-    return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(count,))
+    return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(header[2],))
 
 
 def _open_npy(path: Path) -> NDArray[Any]:

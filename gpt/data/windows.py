@@ -33,11 +33,9 @@ class Window(TypedDict):
     targets: Tensor
 
 
-class TrainingBatch(TypedDict):
+class TrainingBatch(Window):
     """A micro-batch (B, T), its number in the run, and the number of targets in its global batch."""
 
-    inputs: Tensor
-    targets: Tensor
     number: int
     global_targets: int
 
