@@ -1,4 +1,4 @@
-"""Files that are whole or not there: written beside their final name, synced, then renamed."""
+"""Atomic file writes, folder locks, and SHA-256 hashes."""
 
 import fcntl
 import hashlib
@@ -13,15 +13,11 @@ from gpt.errors import UserError
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a binary file that takes its name only once it is complete and on disk.
+    """Open a binary file that replaces ``path`` only once it is complete and synced to disk.
 
-    A kill or a full disk at any moment leaves what was at ``path`` before.
-
-    Args:
-        path: final name; its folder must exist.
+    If the process is killed or the disk is full, ``path`` stays as it was.
     """
-    # Same folder, hence same filesystem: only then is the rename atomic ($TMPDIR may be elsewhere).
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + ".tmp")  # on the same filesystem: only there is a rename atomic
     try:
         with temporary.open("wb") as file:
             yield file
@@ -35,44 +31,34 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make renames in a folder survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+    """Sync a folder to disk, so that renames in it survive a power cut."""
+    with _open_folder(folder) as descriptor:
         os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager
-def exclusive(folder: Path, otherwise: str) -> Iterator[None]:
-    """Hold a folder, so that two processes never write to it; and clear away what a kill left half-written (*.tmp).
-
-    Args:
-        folder: must exist.
-        otherwise: what to tell the user if it is held already.
-
-    Raises:
-        ValueError: another process holds it.
-    """
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
+def exclusive(folder: Path, message: str) -> Iterator[None]:
+    """Lock a folder, or raise a UserError with this message; delete the temporary files of a killed process."""
+    with _open_folder(folder) as descriptor:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise UserError(otherwise) from None
+            raise UserError(message) from None
         for path in folder.glob("*.tmp"):
             path.unlink()
         yield
+
+
+@contextmanager
+def _open_folder(folder: Path) -> Iterator[int]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield descriptor
     finally:
         os.close(descriptor)
 
 
 def sha256_of_file(path: Path) -> str:
-    """Hash of a file's content, as hexadecimal."""
+    """SHA-256 of a file's bytes, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sha256_of_text(text: str) -> str:
-    """Hash of a text in UTF-8, as hexadecimal."""
-    return hashlib.sha256(text.encode()).hexdigest()

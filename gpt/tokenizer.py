@@ -1,10 +1,9 @@
-"""Text to token ids and back, over tiktoken: GPT-2's BPE (shipped, works offline), raw bytes, or any tiktoken name."""
+"""Text to token ids and back with tiktoken: GPT-2's BPE (included, works offline), bytes, or any tiktoken encoding."""
 
 import base64
 import codecs
 import hashlib
 import re
-from collections.abc import Iterable, Iterator
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -16,58 +15,44 @@ from numpy.typing import NDArray
 from gpt.errors import UserError
 
 END_OF_TEXT = "<|endoftext|>"
+WHITESPACE = r"[^\S\x1c-\x1f]"  # Unicode's, as in tiktoken's patterns; Python's \s also matches U+001C to U+001F
 
 _GPT2_RANKS = Path(__file__).with_name("gpt2.tiktoken")
-# The hash that tiktoken itself pins for r50k_base, whose ranks are GPT-2's.
+# The hash that tiktoken pins for r50k_base, which has GPT-2's ranks.
 _GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
 
-# Where text can be cut so that its parts have the ids of the whole, by the pattern that splits it into words: only
-# where no word can reach across. Whitespace is Unicode's: Python's \s has U+001C to U+001F too, which are no space
-# to the patterns. GPT-2's words have whitespace nowhere but at their start; from cl100k on, punctuation takes the
-# line ends that follow it. tests/test_tokenizer.py tries this on each pattern.
-_SPACE, _NO_SPACE = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
-# Text without spaces (base64, minified JSON, Chinese) is cut between letters, digits and punctuation; not at an
-# apostrophe, which may begin a contraction, and only at characters that every version of Unicode puts in one class.
-_CLASSES = r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Za-z0-9])[!-&(-/:;=?@\[-`{}~]|(?<=[一-龥])[，。、！？：；]"
-_GPT2_CUT = re.compile(rf"(?<={_NO_SPACE}){_SPACE}|{_CLASSES}")
-_LATER_CUT = re.compile(rf"(?<=[^\W_]){_SPACE}|(?<={_NO_SPACE}) |{_CLASSES}")
-_BYTES_CUT = re.compile(r"(?s)(?<=.)[^<|endoftxt>]")  # anywhere, but not inside a literal end of text
-_CUTS = {
-    "bytes": _BYTES_CUT,
-    **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), _GPT2_CUT),
-    **dict.fromkeys(("cl100k_base", "o200k_base", "o200k_harmony"), _LATER_CUT),
+_PATTERN_FAMILIES = {
+    "bytes": "bytes",
+    **dict.fromkeys(("gpt2", "r50k_base", "p50k_base", "p50k_edit"), "gpt2"),
+    **dict.fromkeys(("cl100k_base", "o200k_base", "o200k_harmony"), "cl100k"),
 }
-# A long run of whitespace overflows the regex engine's stack. Without its last character, which begins the next word
-# or stands alone, it is one word; but from cl100k on, line ends in it make several.
-_LONG_RUN = 100_000
-_GPT2_RUN = re.compile(rf"{_SPACE}+")
-_LATER_RUN = re.compile(rf"(?:(?![\r\n]){_SPACE})+")
-_PIECE = 2**17  # characters; long ones take longer per character
+# A very long run of whitespace overflows the regex engine's stack. Without its last character, which belongs to the
+# next word, such a run is one word; from cl100k on, only if it has no line ends.
+_LONG_RUN = 100_000  # characters
+_GPT2_RUN = re.compile(rf"{WHITESPACE}+")
+_CL100K_RUN = re.compile(rf"(?:(?![\r\n]){WHITESPACE})+")
 
 
 class Tokenizer:
-    """A tiktoken encoding whose only special token in use is the end of text.
+    """A tiktoken encoding whose only special token is end-of-text.
 
-    End-of-text *begins* each document (as in llm.c and build-nanogpt), so it is also what an
-    unconditional generation starts from.
+    End-of-text *begins* each document (as in llm.c and build-nanogpt), so unconditional generation starts from it.
 
     Args:
-        name: ``"gpt2"`` (50,257 ids), ``"bytes"`` (256 byte values + end of text = 257 ids), or a name
-            known to ``tiktoken.get_encoding``, which downloads its ranks on first use.
-
-    Raises:
-        ValueError: the name is unknown, its ranks cannot be had, or it has no end-of-text token.
+        name: ``"gpt2"`` (50,257 ids), ``"bytes"`` (256 byte values and end-of-text), or a name for
+            ``tiktoken.get_encoding``, which downloads its ranks on first use.
     """
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.pattern_family = _PATTERN_FAMILIES.get(name)  # of the regex that splits text into words; None: unknown
         self._encoding = _load_encoding(name)
         if END_OF_TEXT not in self._encoding.special_tokens_set:
             raise UserError(f"tokenizer {name!r} has no {END_OF_TEXT} token; use gpt2, bytes or cl100k_base")
 
     @property
     def vocab_size(self) -> int:
-        """Number of ids, end of text included: valid ids are ``0 <= id < vocab_size``."""
+        """Number of ids, end-of-text included."""
         return self._encoding.n_vocab
 
     @property
@@ -75,111 +60,74 @@ class Tokenizer:
         """Id of the end-of-text token."""
         return self._encoding.encode_single_token(END_OF_TEXT)
 
+    @property
+    def ranks(self) -> dict[bytes, int]:
+        """Token bytes to id, without special tokens; BPE merges the pair with the lowest id first."""
+        return self._encoding._mergeable_ranks
+
     @cached_property
     def sha256(self) -> str:
-        """Hash of the ranks in tiktoken's file format, so equal vocabularies have equal hashes."""
-        if self.name == "gpt2":
-            return _GPT2_SHA256  # checked when it was loaded
-        return hashlib.sha256(_ranks_as_file(self.ranks)).hexdigest()
+        """SHA-256 of the ranks in tiktoken's file format: equal vocabularies have equal hashes."""
+        ranks = sorted(self.ranks.items(), key=lambda item: item[1])
+        return hashlib.sha256(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks)).hexdigest()
 
     def encode(self, text: str) -> list[int]:
-        """Encode text as ordinary characters: a literal ``<|endoftext|>`` in it is just 13 characters."""
+        """Encode text; a literal ``<|endoftext|>`` in it is ordinary text."""
         return self.encode_array(text).tolist()
 
     def encode_array(self, text: str, end_of_text: bool = False) -> NDArray[np.uint32]:
-        """The same ids as ``encode``, as (n,) uint32: a quarter of the time and a ninth of the memory of a list.
+        """Encode text to (n,) uint32, in a quarter of the time and a ninth of the memory of a list.
 
         Args:
-            end_of_text: whether a literal ``<|endoftext|>`` in it is the end-of-text token.
+            end_of_text: whether a literal ``<|endoftext|>`` in the text is the end-of-text token.
         """
         allowed = {END_OF_TEXT} if end_of_text else set()
         try:
             ids = self._encoding.encode_to_numpy(text, allowed_special=allowed, disallowed_special=())
         except UnicodeEncodeError as error:
-            raise UserError(
-                f"{text[error.start]!r} in the text is no character, but half of one or a byte that is not UTF-8"
-            ) from None
+            raise UserError(f"{text[error.start]!r} in the text is not a character; expected valid Unicode") from None
         except ValueError:  # the regex engine's stack overflowed
-            ids = self._encode_around_runs(text, end_of_text)
+            ids = self._encode_long_run(text, end_of_text)
         return ids.astype(np.uint32, copy=False)
 
-    def _encode_around_runs(self, text: str, end_of_text: bool) -> NDArray[np.uint32]:
-        run = _LATER_RUN if _CUTS.get(self.name) is _LATER_CUT else _GPT2_RUN
-        ids: list[NDArray[np.uint32]] = []
-        done = 0
-        for match in run.finditer(text):
-            start, end = match.span()
-            if end - start < _LONG_RUN or text[end : end + 1] in ("\r", "\n"):
-                continue
-            if end < len(text):
-                end -= 1
-            if start > done:
-                ids.append(self.encode_array(text[done:start], end_of_text))
-            ids.append(np.array(self._encoding._encode_single_piece(text[start:end]), dtype=np.uint32))
-            done = end
-        if not ids:
-            raise UserError(f"a run of whitespace is too long for tokenizer {self.name!r}; shorten it")
-        if done < len(text):
-            ids.append(self.encode_array(text[done:], end_of_text))
-        return np.concatenate(ids)
-
-    def pieces(self, chunks: Iterable[str]) -> Iterator[str]:
-        """Cut a text anew, such that the ids of the pieces, one after the other, are the ids of the whole.
-
-        Args:
-            chunks: the text, cut anywhere.
-
-        Yields:
-            Pieces of a size that is fast to encode; longer ones where there is nowhere to cut, and the whole text
-            for a tokenizer whose pattern is unknown.
-        """
-        cut_at = _CUTS.get(self.name)
-        pending: list[str] = []
-        for chunk in chunks:
-            for start in range(0, len(chunk), _PIECE):
-                part = chunk[start : start + _PIECE]
-                if cut := _last_cut(cut_at, part) if cut_at else 0:
-                    yield "".join([*pending, part[:cut]])
-                    pending = []
-                pending.append(part[cut:])
-        if rest := "".join(pending):
-            yield rest
+    def _encode_long_run(self, text: str, end_of_text: bool) -> NDArray[np.uint32]:
+        """Encode the first long run of whitespace as the one word that it is, without the regex."""
+        for match in (_CL100K_RUN if self.pattern_family == "cl100k" else _GPT2_RUN).finditer(text):
+            start, end = match.start(), match.end() - (match.end() < len(text))
+            if end - start >= _LONG_RUN and text[match.end() : match.end() + 1] not in ("\r", "\n"):
+                word = np.array(self._encoding._encode_single_piece(text[start:end]), dtype=np.uint32)
+                before, after = (self.encode_array(part, end_of_text) for part in (text[:start], text[end:]))
+                return np.concatenate([before, word, after])
+        raise UserError(f"a run of whitespace is too long for tokenizer {self.name!r}; shorten it")
 
     def decode(self, ids: list[int]) -> str:
-        """Decode ids to text; bytes that are not UTF-8 become U+FFFD.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-        """
+        """Decode ids to text; invalid UTF-8 becomes U+FFFD."""
         return self.decode_bytes(ids).decode("utf-8", errors="replace")
 
     def decode_bytes(self, ids: list[int]) -> bytes:
-        """Decode ids to the exact bytes they stand for.
-
-        Raises:
-            ValueError: an id is outside the vocabulary.
-        """
+        """Decode ids to bytes."""
         if outside := [token for token in ids if not 0 <= token < self.vocab_size]:
             raise UserError(f"id {outside[0]} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
         try:
             return self._encoding.decode_bytes(ids)
-        except KeyError:  # some vocabularies have gaps: ids below vocab_size that stand for nothing
+        except KeyError:  # some vocabularies have unused ids below vocab_size
             return b"".join(map(self._decode_one, ids))
 
+    def _decode_one(self, token: int) -> bytes:
+        try:
+            return self._encoding.decode_single_token_bytes(token)
+        except KeyError:
+            return "\ufffd".encode()
+
     def utf8_lengths(self) -> NDArray[np.int64]:
-        """How many bytes of text each id stands for, the end of text for none: (vocab_size,)."""
+        """Number of text bytes of each id, 0 for end-of-text: (vocab_size,)."""
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
         for token, rank in self.ranks.items():
             lengths[rank] = len(token)
         return lengths
 
-    @property
-    def ranks(self) -> dict[bytes, int]:
-        """Bytes and id of every token but the special ones; the pair with the lowest id is merged first."""
-        return self._encoding._mergeable_ranks
-
     def merges(self) -> list[tuple[bytes, bytes]]:
-        """The pair that each token of several bytes is made of, in the order of ids."""
+        """BPE merges in rank order: the two tokens that each token of several bytes is merged from."""
         pairs = []
         for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
             if len(token) > 1:
@@ -191,38 +139,21 @@ class Tokenizer:
                 pairs.append((parts[0], parts[1]))
         return pairs
 
-    def _decode_one(self, token: int) -> bytes:
-        try:
-            return self._encoding.decode_single_token_bytes(token)
-        except KeyError:
-            return "\ufffd".encode()
-
 
 class StreamDecoder:
-    """Turns ids into text as they come: a character appears once all of its bytes are there.
-
-    What has come out in the end is ``Tokenizer.decode`` of all ids.
-    """
+    """Decodes ids one at a time, holding back the bytes of an incomplete character."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token: int) -> str:
-        """The text that an id makes certain; empty in the middle of a character."""
+        """Decode one more id; empty in the middle of a character."""
         return self._decoder.decode(self._tokenizer.decode_bytes([token]))
 
     def finish(self) -> str:
-        """What is left at the end: U+FFFD for a character that never became whole, or nothing."""
+        """Return the rest: U+FFFD for an incomplete character, else nothing."""
         return self._decoder.decode(b"", final=True)
-
-
-def _last_cut(cut_at: re.Pattern[str], text: str) -> int:
-    """Last position, not the first, at which the pattern allows a cut; 0 if there is none."""
-    for start in (max(0, len(text) - 1000), 0):
-        if cuts := [match.start() for match in cut_at.finditer(text, start)]:
-            return cuts[-1]
-    return 0
 
 
 def _load_encoding(name: str) -> tiktoken.Encoding:
@@ -233,18 +164,17 @@ def _load_encoding(name: str) -> tiktoken.Encoding:
         return _gpt2_encoding()
     if name not in tiktoken.list_encoding_names():
         known = ", ".join(["gpt2", "bytes", *sorted(set(tiktoken.list_encoding_names()) - {"gpt2"})])
-        raise UserError(f"unknown tokenizer {name!r}; known are {known}")
+        raise UserError(f"unknown tokenizer {name!r}; expected one of {known}")
     try:
         return tiktoken.get_encoding(name)
-    except (OSError, ValueError) as error:  # requests' exceptions are OSErrors; a wrong hash is a ValueError
+    except (OSError, ValueError) as error:  # the exceptions of requests are OSErrors; a wrong hash is a ValueError
         raise UserError(
-            f"tokenizer {name!r} needs a download that failed ({type(error).__name__}); gpt2 and bytes work offline"
+            f"tokenizer {name!r} could not be downloaded ({type(error).__name__}); gpt2 and bytes work offline"
         ) from error
 
 
 def _gpt2_encoding() -> tiktoken.Encoding:
-    # tiktoken keeps its patterns in this plug-in module; get_encoding("gpt2") itself would ask the network.
-    from tiktoken_ext.openai_public import r50k_pat_str
+    from tiktoken_ext.openai_public import r50k_pat_str  # tiktoken.get_encoding("gpt2") would use the network
 
     content = _GPT2_RANKS.read_bytes()
     if hashlib.sha256(content).hexdigest() != _GPT2_SHA256:
@@ -253,8 +183,3 @@ def _gpt2_encoding() -> tiktoken.Encoding:
     return tiktoken.Encoding(
         "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
     )
-
-
-def _ranks_as_file(ranks: dict[bytes, int]) -> bytes:
-    lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in sorted(ranks.items(), key=lambda kv: kv[1]))
-    return b"".join(lines)

@@ -112,7 +112,7 @@ def test_more_context_helps_and_counts_the_same_tokens(
         ]
     assert results[2]["loss_nats"] == pytest.approx(sum(losses) / len(losses), rel=1e-5)
     assert script.main([str(tiny_run), "--data", str(tiny_data), "--overlap", "32"]) == 2
-    assert "an overlap of 32 tokens" in capsys.readouterr().err
+    assert "overlap is 32; expected" in capsys.readouterr().err
 
 
 def test_script_refuses_other_data(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -120,7 +120,7 @@ def test_script_refuses_other_data(tiny_run: Path, tmp_path: Path, capsys: pytes
 
     prepare(["pydocs"], tmp_path / "gpt2", "gpt2")
     for arguments, words in [
-        (["--data", str(tmp_path / "gpt2")], "'gpt2' (50257 ids), not with this 'bytes'"),
+        (["--data", str(tmp_path / "gpt2")], "'gpt2' (50257 ids); expected 'bytes'"),
         (["--data", str(tmp_path)], "no prepared data"),
     ]:
         assert script.main([str(tiny_run), *arguments]) == 2

@@ -6,7 +6,7 @@ import pytest
 from gpt.files import atomic_write, sha256_of_file
 
 
-def test_a_file_takes_its_name_only_when_complete(tmp_path: Path) -> None:
+def test_atomic_write_replaces_the_file_only_when_complete(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
     with atomic_write(path) as file:
@@ -16,7 +16,7 @@ def test_a_file_takes_its_name_only_when_complete(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
+def test_atomic_write_keeps_the_old_file_on_failure(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"before")
 
@@ -31,6 +31,6 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_hash(tmp_path: Path) -> None:
+def test_sha256_of_file_is_the_hash_of_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc" * 10**6)
     assert sha256_of_file(tmp_path / "file") == hashlib.sha256(b"abc" * 10**6).hexdigest()

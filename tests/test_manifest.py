@@ -28,11 +28,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "damage,words",
     [
-        (lambda content: content[:-1], "damaged"),
-        (lambda content: content + b"\0", "damaged"),
-        (lambda content: content[:500], "not a token shard"),
-        (lambda content: b"\0" * len(content), "not a token shard"),
-        (lambda content: b"", "it is empty"),
+        (lambda content: content[:-1], "not a valid token file.*expected 1224"),
+        (lambda content: content + b"\0", "not a valid token file.*expected 1224"),
+        (lambda content: content[:500], "does not start with llm.c's header"),
+        (lambda content: b"\0" * len(content), "does not start with llm.c's header"),
+        (lambda content: b"", "does not start with llm.c's header"),
     ],
 )
 def test_a_damaged_shard_is_refused(damage: Callable[[bytes], bytes], words: str, folder: Path) -> None:
@@ -59,14 +59,14 @@ def test_a_split_reads_across_shards(folder: Path) -> None:
             assert np.array_equal(tokens.read(start, stop), whole[start:stop])
 
 
-def test_a_worker_gets_the_paths_and_not_a_copy_of_the_corpus(folder: Path) -> None:
+def test_pickled_tokens_hold_paths_and_not_the_corpus(folder: Path) -> None:
     tokens = SplitTokens(folder, Manifest.load(folder), "train")
     pickled = pickle.dumps(tokens)
     assert b"0" * 50 not in pickled
     assert np.array_equal(pickle.loads(pickled).read(90, 110), tokens.read(90, 110))
 
 
-def test_an_id_outside_the_vocabulary_is_refused_when_read(folder: Path) -> None:
+def test_reading_an_id_outside_the_vocabulary_raises(folder: Path) -> None:
     path = folder / "train_000001.bin"
     tokens = np.array(open_shard(path))
     tokens[7] = 257
@@ -77,7 +77,7 @@ def test_an_id_outside_the_vocabulary_is_refused_when_read(folder: Path) -> None
         split.read(0, 108)
 
 
-def test_verify_finds_a_changed_byte(folder: Path) -> None:
+def test_verify_detects_a_changed_byte(folder: Path) -> None:
     assert verify(folder) == Manifest.load(folder)
     path = folder / "train_000001.bin"
     content = bytearray(path.read_bytes())
@@ -87,7 +87,7 @@ def test_verify_finds_a_changed_byte(folder: Path) -> None:
         verify(folder)
 
 
-def test_an_unknown_split_is_named(folder: Path) -> None:
+def test_an_unknown_split_raises_with_the_known_ones(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"'test'.*train, val"):
         SplitTokens(folder, Manifest.load(folder), "test")
 
@@ -121,7 +121,7 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         lambda content: content["splits"]["train"].update(shards=[], tokens=0),
     ],
 )
-def test_a_manifest_that_lies_is_refused(damage: Callable[[dict[str, Any]], Any], folder: Path) -> None:
+def test_an_inconsistent_manifest_is_refused(damage: Callable[[dict[str, Any]], Any], folder: Path) -> None:
     path = folder / "manifest.json"
     content = json.loads(path.read_text())
     damage(content)
@@ -131,12 +131,12 @@ def test_a_manifest_that_lies_is_refused(damage: Callable[[dict[str, Any]], Any]
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
-def test_a_file_that_is_no_manifest_is_refused(content: bytes, tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_manifest_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"manifest\.json is not a manifest"):
         Manifest.load(tmp_path)
 
 
-def test_a_folder_without_manifest_says_what_to_run(tmp_path: Path) -> None:
+def test_a_missing_manifest_names_the_command_to_run(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"prepare_data\.py"):
         Manifest.load(tmp_path)

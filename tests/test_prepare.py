@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt.data.documents import ReadOptions
 from gpt.data.manifest import Manifest
-from gpt.data.prepare import PrepareOptions, prepare
+from gpt.data.options import PrepareOptions
+from gpt.data.prepare import prepare
 from gpt.files import exclusive
 from gpt.tokenizer import Tokenizer
 from tests.prepared import contents, ids_of, texts_of
@@ -26,7 +26,7 @@ def _write_documents(folder: Path, count: int = 40) -> list[str]:
 
 
 @pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
-def test_every_document_is_in_exactly_one_split_as_it_was(tokenizer: str, tmp_path: Path) -> None:
+def test_every_document_is_unchanged_in_exactly_one_split(tokenizer: str, tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     manifest, written = prepare(sources, tmp_path / "data", tokenizer, PrepareOptions(0.2, 500))
     assert written
@@ -38,7 +38,7 @@ def test_every_document_is_in_exactly_one_split_as_it_was(tokenizer: str, tmp_pa
         assert manifest.splits[name].utf8_bytes == sum(len(text.encode()) for text in texts)
 
 
-def test_the_same_again_changes_nothing_and_something_else_is_refused(tmp_path: Path) -> None:
+def test_equal_data_is_kept_and_other_data_is_refused(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "data", "bytes")
     before = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "data").iterdir()}
@@ -52,7 +52,7 @@ def test_the_same_again_changes_nothing_and_something_else_is_refused(tmp_path: 
     assert after == before
 
 
-def test_an_interrupted_run_is_finished_to_the_same_bytes(tmp_path: Path) -> None:
+def test_an_interrupted_run_is_completed_to_the_same_bytes(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "whole", "bytes", PrepareOptions(shard_tokens=300))
     prepare(sources, tmp_path / "cut", "bytes", PrepareOptions(shard_tokens=300))
@@ -68,15 +68,15 @@ def test_an_interrupted_run_is_finished_to_the_same_bytes(tmp_path: Path) -> Non
     "text,options,words",
     [
         ("x", {}, "1 bytes, too few"),
-        ("text " * 100, {"val_fraction": 0.0}, "--val-fraction"),
-        ("text " * 100, {"val_fraction": 1.0}, "--val-fraction"),
-        ("text " * 100, {"val_fraction": float("nan")}, "--val-fraction"),
-        ("text " * 100, {"shard_tokens": 0}, "--shard-tokens"),
+        ("text " * 100, {"val_fraction": 0.0}, "val_fraction is"),
+        ("text " * 100, {"val_fraction": 1.0}, "val_fraction is"),
+        ("text " * 100, {"val_fraction": float("nan")}, "val_fraction is"),
+        ("text " * 100, {"shard_tokens": 0}, "shard_tokens is"),
         ("text " * 100, {"tokenizer_name": "gtp2"}, "gtp2"),
-        ("", {}, "hold no text"),
+        ("", {}, "contain no text"),
     ],
 )
-def test_what_cannot_be_prepared_writes_nothing(text: str, options: dict, words: str, tmp_path: Path) -> None:
+def test_a_user_error_writes_nothing(text: str, options: dict, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(ValueError, match=words):
         tokenizer = options.pop("tokenizer_name", "bytes")
@@ -85,7 +85,7 @@ def test_what_cannot_be_prepared_writes_nothing(text: str, options: dict, words:
 
 
 @pytest.mark.parametrize("name", ["thesis.doc", "train_000000.bin", "train_precious.bin.gz"])
-def test_a_folder_with_other_things_is_left_alone(name: str, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("some text\n" * 20)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_text("precious")
@@ -109,16 +109,16 @@ def test_a_missing_or_damaged_shard_is_written_again(damaged: bool, tmp_path: Pa
     assert shard.read_bytes() == content
 
 
-def test_a_damaged_manifest_says_what_to_do(tmp_path: Path) -> None:
+def test_a_damaged_manifest_raises_with_a_remedy(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "data", "bytes")
     (tmp_path / "data" / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="delete it and run this again"):
+    with pytest.raises(ValueError, match="delete it and run the command again"):
         prepare(sources, tmp_path / "data", "bytes")
 
 
 def _write_novel(path: Path, megabytes: float, seed: int = 0) -> None:
-    """Words, numbers, odd characters and line ends, some of them in long runs."""
+    """Write random words, numbers, unusual characters and line ends, some of them in long runs."""
     generator = random.Random(seed)
     words = ["the", "quick", "naïve", "\U0001f600", "漢字", "don't", "1234", "x" * 50, "...", "\u00a0", "\x1c", "\r\n"]
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -129,7 +129,7 @@ def _write_novel(path: Path, megabytes: float, seed: int = 0) -> None:
 
 
 @pytest.mark.parametrize("tokenizer", ["gpt2", "bytes"])
-def test_a_document_in_pieces_has_the_ids_of_the_whole(tokenizer: str, tmp_path: Path) -> None:
+def test_a_document_encoded_in_chunks_has_the_ids_of_the_whole(tokenizer: str, tmp_path: Path) -> None:
     _write_novel(tmp_path / "novel.txt", 3)
     text = (tmp_path / "novel.txt").read_bytes().decode()
     prepare([str(tmp_path / "novel.txt")], tmp_path / "data", tokenizer, workers=2)
@@ -140,17 +140,17 @@ def test_a_document_in_pieces_has_the_ids_of_the_whole(tokenizer: str, tmp_path:
 
 
 @pytest.mark.parametrize("run", ["a", "^", " ", "\n", "\r\n", "\t", "\u00a0", "漢"])
-def test_a_run_of_a_million_is_nothing_special(run: str, tmp_path: Path) -> None:
+def test_a_run_of_a_million_equal_characters_is_encoded(run: str, tmp_path: Path) -> None:
     text = "before" + run * 1_000_000 + "after"
     (tmp_path / "a.txt").write_bytes(text.encode())
     (tmp_path / "b.txt").write_text("short " * 10)
     prepare([str(tmp_path / "a.txt"), str(tmp_path / "b.txt")], tmp_path / "data", "gpt2", PrepareOptions(1e-5))
     (beginning,) = [part for part in texts_of(tmp_path / "data", "train") if part.startswith("before")]
-    (end,) = texts_of(tmp_path / "data", "val")  # the long one is cut near its end
+    (end,) = texts_of(tmp_path / "data", "val")  # the long document is divided near its end
     assert beginning + end == text
 
 
-def test_the_number_of_workers_changes_nothing(tmp_path: Path) -> None:
+def test_the_bytes_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
     _write_novel(tmp_path / "novel.txt", 1)
     sources = [*_write_documents(tmp_path / "text"), str(tmp_path / "novel.txt")]
     for workers in (1, 2, 5):
@@ -171,15 +171,15 @@ def test_a_literal_end_of_text_is_text_token_or_error(tmp_path: Path) -> None:
         else:
             assert train[:4] == [50256, *tokenizer.encode("one"), 50256, *tokenizer.encode("two")]
             assert train.count(50256) == manifest.splits["train"].documents == 2
-        # Bits per byte are counted against text, and the token stands for none.
+        # Bits per byte count bytes of text, and the token has none.
         lengths = [len(tokenizer.decode_bytes([token])) for token in train if token != 50256]
         assert manifest.splits["train"].utf8_bytes == sum(lengths)
-    with pytest.raises(ValueError, match=r"a\.txt holds a literal .*--special-tokens"):
+    with pytest.raises(ValueError, match=r"a\.txt has a literal .*set special_tokens"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "error", "gpt2", PrepareOptions(special_tokens="error"))
     assert not (tmp_path / "error").exists()
 
 
-def test_another_seed_is_another_split_and_other_options_are_other_data(tmp_path: Path) -> None:
+def test_the_seed_changes_the_split_and_other_options_are_refused(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "a", "bytes")
     prepare(sources, tmp_path / "b", "bytes", PrepareOptions(seed=1))
@@ -188,33 +188,33 @@ def test_another_seed_is_another_split_and_other_options_are_other_data(tmp_path
         with pytest.raises(ValueError, match="other sources or options"):
             prepare(sources, tmp_path / "a", "bytes", options)
     with pytest.raises(ValueError, match="other sources or options"):
-        prepare(sources, tmp_path / "a", "bytes", reading=ReadOptions(newlines="lf"))
+        prepare(sources, tmp_path / "a", "bytes", PrepareOptions(newlines="lf"))
 
 
-def test_streaming_that_leaves_a_split_empty_says_what_is_there(tmp_path: Path) -> None:
+def test_streaming_into_an_empty_split_raises_with_token_counts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one document")
-    with pytest.raises(ValueError, match=r"split \w+ needs at least 2 tokens and got 0 of 13"):
+    with pytest.raises(ValueError, match=r"split \w+ has 0 of 13 tokens; expected at least 2"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "data", "bytes", PrepareOptions(streaming=True))
     assert not (tmp_path / "data").exists()
 
 
-def test_sources_that_change_between_the_readings_are_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_change_between_the_passes_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpt.data import prepare as module
 
     sources = _write_documents(tmp_path / "text")
-    original = module.plan
+    original = module.plan_split
 
     def change_then_plan(*arguments: object) -> object:
         Path(sources[7]).write_text(Path(sources[7]).read_text().upper())  # of the same size
         return original(*arguments)
 
-    monkeypatch.setattr(module, "plan", change_then_plan)
+    monkeypatch.setattr(module, "plan_split", change_then_plan)
     with pytest.raises(ValueError, match=r"007\.txt changed while it was read"):
         prepare(sources, tmp_path / "data", "bytes")
     assert not (tmp_path / "data").exists()
 
 
-def test_ends_of_text_in_a_row_are_one(tmp_path: Path) -> None:
+def test_end_of_texts_in_a_row_become_one(tmp_path: Path) -> None:
     for number in range(9):
         (tmp_path / f"{number}.txt").write_text(f"{number} words" * 20 + "<|endoftext|><|endoftext|>")
     options = PrepareOptions(0.3, special_tokens="token")
@@ -225,7 +225,7 @@ def test_ends_of_text_in_a_row_are_one(tmp_path: Path) -> None:
         assert manifest.splits[split].documents == (ids == 256).sum()
 
 
-def test_two_at_once_do_not_write_to_one_folder(tmp_path: Path) -> None:
+def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     (tmp_path / "data").mkdir()
     with exclusive(tmp_path / "data", "-"), pytest.raises(ValueError, match="another process is writing"):
@@ -233,26 +233,24 @@ def test_two_at_once_do_not_write_to_one_folder(tmp_path: Path) -> None:
     prepare(sources, tmp_path / "data", "bytes")
 
 
-def test_what_another_process_finishes_meanwhile_is_not_overwritten(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_of_a_concurrent_process_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gpt.data import prepare as module
 
-    sources, original = _write_documents(tmp_path / "text"), module.plan
+    sources, original = _write_documents(tmp_path / "text"), module.plan_split
 
     def another_finishes(*arguments: object) -> object:
-        monkeypatch.setattr(module, "plan", original)
+        monkeypatch.setattr(module, "plan_split", original)
         prepare(sources, tmp_path / "data", "bytes", PrepareOptions(seed=7))
         return original(*arguments)
 
-    monkeypatch.setattr(module, "plan", another_finishes)
+    monkeypatch.setattr(module, "plan_split", another_finishes)
     with pytest.raises(ValueError, match="another process has written"):
         prepare(sources, tmp_path / "data", "bytes")
     assert Manifest.load(tmp_path / "data").options["seed"] == 7
     assert texts_of(tmp_path / "data", "train")
 
 
-def test_other_options_leave_nothing_of_an_unfinished_run(tmp_path: Path) -> None:
+def test_a_failed_run_deletes_the_shards_of_an_interrupted_one(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "whole", "bytes")
     prepare(sources, tmp_path / "data", "bytes", PrepareOptions(shard_tokens=100))
@@ -260,7 +258,7 @@ def test_other_options_leave_nothing_of_an_unfinished_run(tmp_path: Path) -> Non
     (tmp_path / "data" / ".unfinished").touch()
     (tmp_path / "data" / "notes_2.bin").write_text("precious")
     (tmp_path / "literal.txt").write_text("<|endoftext|> " * 20)
-    with pytest.raises(ValueError, match="holds a literal"):
+    with pytest.raises(ValueError, match="has a literal"):
         prepare([str(tmp_path / "literal.txt")], tmp_path / "data", "bytes", PrepareOptions(special_tokens="error"))
     assert contents(tmp_path / "data") == {"notes_2.bin": b"precious"}
     (tmp_path / "data" / "notes_2.bin").unlink()
@@ -272,7 +270,7 @@ COMMAND = [sys.executable, "scripts/prepare_data.py"]
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_after_a_kill_the_same_command_ends_in_the_same_bytes(seed: int, tmp_path: Path) -> None:
+def test_rerunning_after_a_kill_writes_the_same_bytes(seed: int, tmp_path: Path) -> None:
     _write_novel(tmp_path / "novel.txt", 3)
     arguments = [str(tmp_path / "novel.txt"), "--shard-tokens", "20000", "--workers", "1", "--output"]
     started = time.monotonic()
@@ -282,20 +280,20 @@ def test_after_a_kill_the_same_command_ends_in_the_same_bytes(seed: int, tmp_pat
     time.sleep(random.Random(seed).uniform(0.4, 0.95) * seconds)
     process.send_signal(signal.SIGKILL)
     process.communicate()
-    if (tmp_path / "killed" / "manifest.json").exists():  # killed after all: then it is complete
+    if (tmp_path / "killed" / "manifest.json").exists():  # killed after completion
         assert not list((tmp_path / "killed").glob("*.tmp"))
-    for shard in (tmp_path / "killed").glob("*.bin"):  # what has its name is whole
+    for shard in (tmp_path / "killed").glob("*.bin"):  # a shard with its final name is complete
         assert shard.read_bytes() == (tmp_path / "whole" / shard.name).read_bytes()
     subprocess.run([*COMMAND, *arguments, str(tmp_path / "killed")], check=True, capture_output=True)
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 
-def test_a_full_disk_is_one_line_and_what_was_complete_stays(tmp_path: Path) -> None:
+def test_a_full_disk_is_a_one_line_error_and_complete_data_stays(tmp_path: Path) -> None:
     _write_novel(tmp_path / "novel.txt", 1)
     arguments = [str(tmp_path / "novel.txt"), "--output", str(tmp_path / "data")]
 
     def limit() -> None:
-        # The nearest to a full disk that needs no root: no file may grow beyond this.
+        # Like a full disk, without root: no file may grow beyond this size.
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
 
@@ -330,7 +328,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_gigabytes_are_prepared_within_one(tmp_path: Path) -> None:
+def test_two_gigabytes_of_text_need_less_than_one_of_memory(tmp_path: Path) -> None:
     _write_novel(tmp_path / "part.txt", 20)
     part = (tmp_path / "part.txt").read_bytes()
     with (tmp_path / "novel.txt").open("wb") as file:

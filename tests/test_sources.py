@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from gpt.data.documents import ReadOptions
+from gpt.data.options import PrepareOptions
 from gpt.data.sources import read_documents
 
 ROWS = [
@@ -24,7 +24,7 @@ ROWS = [
 
 
 def _texts(*sources: Path | str, **options: str) -> list[str]:
-    documents = read_documents([str(source) for source in sources], ReadOptions(**options))
+    documents = read_documents([str(source) for source in sources], PrepareOptions(**options))
     return ["".join(document.read()) for document in documents]
 
 
@@ -60,7 +60,7 @@ FORMATS: dict[str, Callable[[], bytes]] = {
 
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_every_format_gives_its_rows_as_they_are(suffix: str, compression: str, tmp_path: Path) -> None:
+def test_rows_of_every_format_are_read_unchanged(suffix: str, compression: str, tmp_path: Path) -> None:
     pack = {"": bytes, ".gz": gzip.compress, ".zst": _zstd}[compression]
     path = tmp_path / f"rows{suffix}{compression}"
     path.write_bytes(pack(FORMATS[suffix]()))
@@ -68,7 +68,7 @@ def test_every_format_gives_its_rows_as_they_are(suffix: str, compression: str, 
     assert _texts(tmp_path) == ROWS
 
 
-def test_plain_text_is_one_document_compressed_or_not(tmp_path: Path) -> None:
+def test_a_plain_text_file_is_one_document(tmp_path: Path) -> None:
     text = "".join(f"line {n} é\r\n" for n in range(200_000))  # several blocks, so that characters straddle them
     for name, content in [
         ("a.txt", text.encode()),
@@ -82,30 +82,30 @@ def test_plain_text_is_one_document_compressed_or_not(tmp_path: Path) -> None:
         assert _texts(tmp_path / name, newlines="lf") == [text.replace("\r\n", "\n")]
 
 
-def test_an_object_over_several_lines_and_an_empty_table(tmp_path: Path) -> None:
+def test_json_files_may_hold_one_object_and_csv_files_no_rows(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{\n "text": "one"\n}')
     (tmp_path / "b.json").write_text('{"text": "one"}\n{"text": "two"}')
     (tmp_path / "c.csv").write_text("")
     assert [_texts(tmp_path / name) for name in ("a.json", "b.json", "c.csv")] == [["one"], ["one", "two"], []]
 
 
-def test_line_ends_are_normalised_in_rows_too(tmp_path: Path) -> None:
+def test_line_ends_of_rows_are_normalised_on_request(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(b'{"text": "one\\r\\ntwo\\rthree\\n"}\r\n')
     assert _texts(tmp_path / "a.jsonl") == ["one\r\ntwo\rthree\n"]
     assert _texts(tmp_path / "a.jsonl", newlines="lf") == ["one\ntwo\nthree\n"]
 
 
-def test_another_column_can_hold_the_text(tmp_path: Path) -> None:
+def test_text_column_selects_the_column(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(_jsonl("content"))
     assert _texts(tmp_path / "a.jsonl", text_column="content") == ROWS
 
 
-def test_no_text_and_null_are_empty_documents(tmp_path: Path) -> None:
+def test_empty_and_null_texts_are_empty_documents(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n\n{"text": null}\n{"text": ""}\n')
     assert _texts(tmp_path / "a.jsonl") == ["a", "", ""]
 
 
-def test_pydocs_is_the_interpreters_own_reference() -> None:
+def test_pydocs_is_the_interpreters_language_reference() -> None:
     from pydoc_data.topics import topics
 
     texts = _texts("pydocs")
@@ -121,7 +121,7 @@ def test_folders_and_globs_are_read_in_the_order_of_paths(tmp_path: Path) -> Non
     assert _texts(tmp_path / "*.txt", tmp_path / "**" / "c.*") == ["b.txt", "sub/c.TXT"]
 
 
-def test_what_a_folder_leaves_out_is_said_and_links_are_followed_once(
+def test_skipped_files_are_counted_and_links_are_followed_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "elsewhere").mkdir()
@@ -136,23 +136,23 @@ def test_what_a_folder_leaves_out_is_said_and_links_are_followed_once(
     (corpus / "link").symlink_to(tmp_path / "elsewhere")
     (corpus / "sub" / "loop").symlink_to(corpus)
     assert _texts(corpus) == ["a.txt", "linked", "sub/f.txt"]
-    assert "left out 3 files that have another ending (2 .rst, 1 .jsonl.bz2)" in caplog.text
+    assert "skipped 3 files of other types (2 .rst, 1 .jsonl.bz2)" in caplog.text
     assert sorted(_texts(corpus / "[abls]*")) == ["a.txt", "a.txt", "b.rst", "linked", "linked", "sub/f.txt"]
 
 
-def test_several_sources_in_the_order_given(tmp_path: Path) -> None:
+def test_sources_are_read_in_the_order_given(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("A")
     (tmp_path / "b.txt").write_text("B")
     assert _texts(tmp_path / "b.txt", tmp_path / "a.txt") == ["B", "A"]
 
 
-def test_datasets_of_every_kind_are_read_and_no_cache_gets_a_copy(tmp_path: Path) -> None:
-    # In a process of its own: `datasets` reads where its cache is when it is imported.
+def test_datasets_of_every_kind_are_read_without_a_copy_in_the_cache(tmp_path: Path) -> None:
+    # In a separate process: `datasets` reads the path of its cache on import.
     script = """
 import json, sys
 from pathlib import Path
 import datasets
-from gpt.data.documents import ReadOptions
+from gpt.data.options import PrepareOptions
 from gpt.data.sources import read_documents
 folder, rows = Path(sys.argv[1]), json.loads(sys.argv[2])
 whole = datasets.Dataset.from_dict({"text": rows})
@@ -161,7 +161,7 @@ datasets.DatasetDict({"train": whole, "other": whole.select(range(2))}).save_to_
 (folder / "files").mkdir()
 whole.to_json(folder / "files" / "train.jsonl")
 def texts(source, **options):
-    return ["".join(document.read()) for document in read_documents([source], ReadOptions(**options))]
+    return ["".join(document.read()) for document in read_documents([source], PrepareOptions(**options))]
 for source in ("saved", "hf:saved", "dict", "hf:files"):
     prefix = "hf:" if source.startswith("hf:") else ""
     assert texts(prefix + str(folder / source.removeprefix("hf:"))) == rows, source
@@ -169,11 +169,11 @@ assert texts(str(folder / "dict"), split="other") == rows[:2]
 for source, options, words in [
     (f"hf:{folder / 'files'}", {"split": "nope"}, "nope"),
     (f"{folder / 'dict'}", {"split": "nope"}, "has no split 'nope'; it has train, other"),
-    (f"{folder / 'saved'}", {"split": "nope"}, "leave out --split nope"),
+    (f"{folder / 'saved'}", {"split": "nope"}, "is a single split; leave out split 'nope'"),
     (f"hf:{folder / 'nowhere'}", {}, "there is no folder"),
     ("hf:", {}, "there is no folder"),
-    (str(folder), {}, "is a saved dataset; name it as a source of its own"),
-    (f"hf:{folder / 'files'}", {"text_column": "body"}, "no column 'body'; it has 'text'"),
+    (str(folder), {}, "is a saved dataset; give it as a source of its own"),
+    (f"hf:{folder / 'files'}", {"text_column": "body"}, "has columns 'text'; expected one 'body'. Set text_column"),
     ("hf:nobody/no-such-dataset", {}, "hf:nobody/no-such-dataset cannot be read"),
 ]:
     try:
@@ -197,47 +197,57 @@ for source, options, words in [
     assert not [path for path in (tmp_path / "cache").rglob("*.arrow") if path.stat().st_size > 0]
 
 
-# What is in the file, the options, and what the one line says: where it is, and what to do.
+# File name, content, options, and the expected message.
 ODD_INPUT: list[tuple[str, bytes, dict[str, str], str]] = [
-    ("a.txt", b"fine\n\xff\xfe", {}, r"a\.txt is not UTF-8: byte 0xff at offset 5; .*--encoding-errors replace"),
+    ("a.txt", b"fine\n\xff\xfe", {}, r"a\.txt is not UTF-8: byte 0xff at offset 5; .*set encoding_errors to replace"),
     ("a.txt", "text".encode("utf-16"), {}, r"a\.txt is UTF-16, not UTF-8; .*iconv"),
     ("a.txt", b"x" * 2**20 + b"\xe2\x82", {}, r"byte 0xe2 at offset 1048576"),  # a character that ends too early
     ("a.txt", b"x" * (2**20 - 1) + b"\xe2\x28\xa1", {}, r"byte 0xe2 at offset 1048575"),  # across two blocks
     ("a.txt.gz", gzip.compress(b"text \xff"), {}, r"a\.txt\.gz is not UTF-8: byte 0xff at offset 5"),
-    ("a.txt.gz", gzip.compress(b"text" * 9999)[:-20], {}, r"a\.txt\.gz is not gzip, or cut short"),
-    ("a.jsonl.gz", b"", {}, r"a\.jsonl\.gz is empty, which is no gzip"),
+    ("a.txt.gz", gzip.compress(b"text" * 9999)[:-20], {}, r"a\.txt\.gz is not valid gzip, or truncated"),
+    ("a.jsonl.gz", b"", {}, r"a\.jsonl\.gz is not valid gzip, or truncated: it is empty"),
     ("a.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", {}, r"line 1 is not JSON"),
-    ("a.txt.gz", b"plain text", {}, r"a\.txt\.gz is not gzip, or cut short"),
-    ("a.txt.zst", _zstd(b"text" * 9999)[:-5], {}, r"a\.txt\.zst is not zstd, or cut short"),
+    ("a.txt.gz", b"plain text", {}, r"a\.txt\.gz is not valid gzip, or truncated"),
+    ("a.txt.zst", _zstd(b"text" * 9999)[:-5], {}, r"a\.txt\.zst is not valid zstd, or truncated"),
     ("a.jsonl", b'{"text": "a"}\n{"text": "b"', {}, r"a\.jsonl, line 2 is not JSON"),
-    ("a.jsonl", b'{"text": "a"}\n["b"]\n', {}, r"a\.jsonl, line 2 is not an object"),
-    ("a.jsonl", b'{"text": "a"}\n{"body": "b"}\n', {}, r"line 2 has no column 'text'; it has 'body'.*--text-column"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', {}, r"'text' in .*a\.jsonl, line 2 is 7, not text"),
-    ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', {}, r"line 2 holds half a surrogate pair"),
+    ("a.jsonl", b'{"text": "a"}\n["b"]\n', {}, r"a\.jsonl, line 2 is not a JSON object"),
+    (
+        "a.jsonl",
+        b'{"text": "a"}\n{"body": "b"}\n',
+        {},
+        r"line 2 has columns 'body'; expected one 'text'. Set text_column",
+    ),
+    ("a.jsonl", b'{"text": "a"}\n{"text": 7}\n', {}, r"'text' in .*a\.jsonl, line 2 is 7; expected a string"),
+    ("a.jsonl", b'{"text": "a"}\n{"text": "\\ud83d"}\n', {}, r"line 2 contains half a surrogate pair"),
     ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}\n', {}, r"a\.jsonl is not UTF-8: byte 0xff at offset 24"),
     ("a.jsonl", b'{"text": ' + b"[" * 100_000, {}, r"line 1 is (nested too deeply|not JSON)"),
     ("a.json", b'{"text":\n "a"', {}, r"a\.json is not JSON.*one object on each line"),
     ("a.json", b'[{"text": "a"},', {}, r"a\.json is not JSON"),
-    ("a.json", b'[{"text": "a"}, "b"]', {}, r"a\.json, row 2 is not an object"),
-    ("a.csv", b"id,body\n1,a\n", {}, r"a\.csv has no column 'text'; it has 'id', 'body'"),
-    ("a.csv", b"text,text\na,b\n", {}, r"a\.csv has 2 columns 'text'; rename one"),
-    ("a.csv", b"id;body\n1;a\n", {}, r"it has 'id;body'"),
-    ("a.csv", b"sep=;\n1;a\n", {}, r"it has 'sep=;'"),
-    ("a.csv", b"id,text\n1,a,b\n", {}, r"a\.csv, line 2 has 3 columns and its header 2"),
+    ("a.json", b'[{"text": "a"}, "b"]', {}, r"a\.json, row 2 is not a JSON object"),
+    ("a.csv", b"id,body\n1,a\n", {}, r"a\.csv has columns 'id', 'body'; expected one 'text'"),
+    ("a.csv", b"text,text\na,b\n", {}, r"a\.csv has columns 'text', 'text'; expected one 'text'.*rename one"),
+    ("a.csv", b"id;body\n1;a\n", {}, r"has columns 'id;body'; expected"),
+    ("a.csv", b"sep=;\n1;a\n", {}, r"has columns 'sep=;'; expected"),
+    ("a.csv", b"id,text\n1,a,b\n", {}, r"a\.csv, line 2 has 3 columns; expected 2"),
     ("a.csv", b"id,text\n1\n", {}, r"a\.csv, line 2 has 1 columns"),
     ("a.csv", b'id,text\n1,"never ends\n', {}, r"a\.csv, line 2 is not CSV"),
-    ("a.parquet", b"PAR1 no", {}, r"a\.parquet is not Parquet, or cut short"),
-    ("a.parquet", _parquet()[:-30], {}, r"a\.parquet is not Parquet, or cut short"),
-    ("a.parquet", _parquet(), {"text_column": "id"}, r"column 'id' of .* holds int64, not text"),
-    ("a.parquet", _parquet(), {"text_column": "body"}, r"no column 'body'; it has 'id', 'text'"),
+    ("a.parquet", b"PAR1 no", {}, r"a\.parquet is not valid Parquet, or truncated"),
+    ("a.parquet", _parquet()[:-30], {}, r"a\.parquet is not valid Parquet, or truncated"),
+    (
+        "a.parquet",
+        _parquet(),
+        {"text_column": "id"},
+        r"column 'id' of .* has type int64; expected a column of strings",
+    ),
+    ("a.parquet", _parquet(), {"text_column": "body"}, r"has columns 'id', 'text'; expected one 'body'"),
     ("a.png", b"\x89PNG\r\n", {}, r"a\.png is not UTF-8: byte 0x89 at offset 0"),
-    ("a.txt", b"text", {"encoding_errors": "ignore"}, r"--encoding-errors is 'ignore'; it is strict or replace"),
-    ("a.txt", b"text", {"newlines": "crlf"}, r"--newlines is 'crlf'; it is keep or lf"),
+    ("a.txt", b"text", {"encoding_errors": "ignore"}, r"encoding_errors is 'ignore'; expected strict or replace"),
+    ("a.txt", b"text", {"newlines": "crlf"}, r"newlines is 'crlf'; expected keep or lf"),
 ]
 
 
 @pytest.mark.parametrize("name,content,options,words", ODD_INPUT, ids=range(len(ODD_INPUT)))
-def test_what_cannot_be_read_is_named(
+def test_unreadable_input_raises_with_its_position(
     name: str, content: bytes, options: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -245,7 +255,7 @@ def test_what_cannot_be_read_is_named(
         _texts(tmp_path / name, **options)
 
 
-def test_what_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_sources_raise_with_their_name(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "image.png").write_bytes(b"")
     for source, words in [
@@ -257,7 +267,7 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
             _texts(tmp_path / source)
 
 
-def test_replacement_is_a_choice(tmp_path: Path) -> None:
+def test_invalid_unicode_is_replaced_on_request(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"x\xffy")
     (tmp_path / "b.jsonl").write_bytes(b'{"text": "x\\ud83dy"}')
     table = pyarrow.table({"text": pyarrow.array([b"x\xffy"]).view(pyarrow.string())})

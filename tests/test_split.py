@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.data.documents import Document
-from gpt.data.prepare import PrepareOptions, prepare
-from gpt.data.split import Plan, key_of, plan, plan_by_hash_alone, survey
+from gpt.data.options import PrepareOptions
+from gpt.data.prepare import prepare
+from gpt.data.split import SplitPlan, measure_corpus, plan_split, split_key
 from tests.prepared import texts_of
 
 
@@ -17,20 +18,20 @@ def _documents(texts: list[str]) -> list[Document]:
 
 
 def _key(text: str, seed: int = 0) -> int:
-    """The order, from its description: eight bytes of the text's hash, or of that of the seed and the text's hash."""
+    """Split key by definition: eight bytes of the text's hash, or of the hash of the seed and the text's hash."""
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes((hashlib.sha256(seed.to_bytes(8, "big") + digest).digest() if seed else digest)[:8], "big")
 
 
 def _split(texts: list[str], val_fraction: float, seed: int = 0) -> dict[str, list[str]]:
-    """Each split's texts, by the plan for these documents."""
+    """Texts of each split, by the plan for these documents."""
     documents = _documents(texts)
-    found = survey(documents, seed)
-    chosen = plan(found, val_fraction, documents)
+    stats = measure_corpus(documents, seed)
+    plan = plan_split(stats, val_fraction, documents)
     splits: dict[str, list[str]] = {"train": [], "val": []}
-    for document, key, size in zip(documents, found.keys, found.sizes, strict=True):
-        for name, chunks in chosen.parts(key, size, document):
-            splits[name].append("".join(chunks))
+    for document, key, size in zip(documents, stats.keys, stats.sizes, strict=True):
+        for split, text in plan.assign(key, size, document):  # one block per split
+            splits[split].append(text)
     return splits
 
 
@@ -39,11 +40,11 @@ def test_validation_takes_documents_in_hash_order_until_the_fraction_is_reached(
     texts = [f"{number:03}" + "x" * 97 for number in range(20)]
     assert sorted(_split(texts, 0.3)["val"]) == sorted(sorted(texts, key=_key)[:6])
     assert sorted(_split(texts, 0.3, seed=7)["val"]) == sorted(sorted(texts, key=lambda text: _key(text, 7))[:6])
-    assert key_of(hashlib.sha256(b"abc").digest(), 7) == _key("abc", 7)
+    assert split_key(hashlib.sha256(b"abc").digest(), 7) == _key("abc", 7)
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_document_that_outweighs_the_rest_is_cut(seed: int) -> None:
+def test_a_document_larger_than_the_rest_is_divided(seed: int) -> None:
     novel = "".join(f"line {number} of a long novel\n" for number in range(2000))
     texts = [novel, *(f"note {seed} {number} " * 5 for number in range(3))]
     splits = _split(texts, 0.1)
@@ -57,14 +58,12 @@ def test_a_document_that_outweighs_the_rest_is_cut(seed: int) -> None:
     val_fraction=st.floats(0.01, 0.99),
     seed=st.integers(0, 2**63 - 1),
 )
-def test_whatever_the_documents_nothing_is_lost_and_no_split_is_empty(
-    texts: list[str], val_fraction: float, seed: int
-) -> None:
+def test_splits_are_not_empty_and_together_have_all_text(texts: list[str], val_fraction: float, seed: int) -> None:
     present = [text for text in texts if text]
     try:
         splits = _split(texts, val_fraction, seed)
     except ValueError:
-        # Only where a lone text, or copies of one, cannot give a byte, let alone a character, to each split.
+        # Only if a single text, or copies of one, is too short for a character in each split.
         size = max((len(text.encode()) for text in present), default=0)
         assert len(set(present)) <= 1 or size * min(val_fraction, 0.5) < 4
         return
@@ -77,7 +76,7 @@ def test_whatever_the_documents_nothing_is_lost_and_no_split_is_empty(
     assert {name: sorted(parts) for name, parts in other.items()} == {n: sorted(parts) for n, parts in splits.items()}
 
 
-def test_the_fraction_is_missed_by_less_than_twofold() -> None:
+def test_the_val_fraction_is_at_most_twofold_off() -> None:
     generator = np.random.default_rng(0)
     for seed in range(200):
         texts = [chr(97 + n % 26) * int(size) + str(n) for n, size in enumerate(generator.lognormal(3, 2, size=30) + 1)]
@@ -86,25 +85,25 @@ def test_the_fraction_is_missed_by_less_than_twofold() -> None:
         assert 0.05 <= share <= 0.2
 
 
-def test_equal_documents_share_a_split() -> None:
+def test_equal_documents_are_in_the_same_split() -> None:
     texts = [f"document {number} " * 3 for number in range(10)] * 3
     splits = _split(texts, 0.3)
     assert not set(splits["train"]) & set(splits["val"])
     assert len(splits["val"]) % 3 == 0
 
 
-def test_of_equally_long_documents_the_hash_says_which_is_cut() -> None:
+def test_the_hash_decides_which_of_equally_long_documents_is_divided() -> None:
     texts = ["a" * 3000, "b" * 3000]
     assert sorted(_split(texts, 0.1)["val"]) == sorted(_split(texts[::-1], 0.1)["val"])
 
 
 @pytest.mark.parametrize("fraction", [0.1, 0.102, 0.104, 0.11, 0.5])
-def test_the_cut_is_never_inside_an_end_of_text(fraction: float) -> None:
+def test_a_document_is_never_divided_inside_an_end_of_text(fraction: float) -> None:
     splits = _split(["ab<|endoftext|>" * 300], fraction)
     assert sum(part.count("<|endoftext|>") for parts in splits.values() for part in parts) == 300
 
 
-def test_a_lone_document_gives_its_end_from_a_line_start() -> None:
+def test_a_single_document_is_divided_at_a_line_start() -> None:
     text = "".join(f"line {number} é\n" for number in range(1000))
     splits = _split([text], 0.1)
     (train,), (val,) = splits["train"], splits["val"]
@@ -113,23 +112,21 @@ def test_a_lone_document_gives_its_end_from_a_line_start() -> None:
     assert len(val.encode()) == pytest.approx(0.1 * len(text.encode()), abs=20)
 
 
-def test_a_lone_line_is_cut_between_characters() -> None:
+def test_a_single_line_is_divided_between_characters() -> None:
     text = "\U0001f600" * 100
     splits = _split([text], 0.33)
     (train,), (val,) = splits["train"], splits["val"]
     assert (train + val, len(val)) == (text, 33)
 
 
-def test_a_single_reading_goes_by_the_key_alone() -> None:
-    assert plan_by_hash_alone(0.25) == Plan(below=2**62, largest=float("inf"))
+def test_a_streaming_split_depends_on_the_key_alone() -> None:
+    plan = SplitPlan(val_below=2**62)
     (document,) = _documents(["text"])
-    splits = [
-        next(plan_by_hash_alone(0.25).parts(key, 10**12, document))[0] for key in (0, 2**62 - 1, 2**62, 2**64 - 1)
-    ]
+    splits = [next(plan.assign(key, 10**12, document))[0] for key in (0, 2**62 - 1, 2**62, 2**64 - 1)]
     assert splits == ["val", "val", "train", "train"]
 
 
-def test_streaming_writes_the_documents_below_the_threshold(tmp_path: Path) -> None:
+def test_streaming_validates_on_the_documents_below_the_threshold(tmp_path: Path) -> None:
     texts = [f"document number {number}" for number in range(200)]
     for number, text in enumerate(texts):
         (tmp_path / f"{number}.txt").write_text(text)

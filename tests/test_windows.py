@@ -20,7 +20,7 @@ from gpt.data.windows import (
 
 
 def _split(folder: Path, length: int, shard_sizes: list[int] | None = None) -> SplitTokens:
-    """Tokens 0, 1, 2, ... in several shards, so that a token tells its own position."""
+    """Tokens 0, 1, 2, ... in several shards: each token is its own position."""
     ends = np.cumsum(shard_sizes) if shard_sizes else range(50, length + 50, 50)
     parts = np.split(np.arange(length, dtype="<u2"), [end for end in ends if end < length])
     shards = [write_shard(folder / f"train_{number:06d}.bin", part) for number, part in enumerate(parts)]
@@ -47,7 +47,7 @@ def test_each_token_but_the_first_is_a_target_once(length: int, context_length: 
 
 @pytest.mark.parametrize("length", [11, 12, 15, 30, 101])
 @pytest.mark.parametrize("overlap", [0, 1, 5, 9])
-def test_overlapping_windows_have_each_target_once_with_that_much_before_it(
+def test_overlapping_windows_have_each_target_once_with_overlap_tokens_before_it(
     length: int, overlap: int, tmp_path: Path
 ) -> None:
     windows = TokenWindows(_split(tmp_path, length), 10, overlap)
@@ -56,26 +56,26 @@ def test_overlapping_windows_have_each_target_once_with_that_much_before_it(
         window = windows[index]
         counted = (window["targets"] != IGNORED).nonzero()[:, 0].tolist()
         assert len(counted) == windows.num_targets(index) > 0
-        assert index == 0 or counted[0] == overlap  # so many inputs come before the first target's own
+        assert index == 0 or counted[0] == overlap  # inputs before that of the first target
         assert (window["inputs"][counted] + 1).tolist() == window["targets"][counted].tolist()
         seen.update(window["targets"][counted].tolist())
     assert seen == Counter(range(1, length))
 
 
-def test_an_overlap_that_leaves_nothing_new_is_refused(tmp_path: Path) -> None:
+def test_an_overlap_outside_the_window_is_refused(tmp_path: Path) -> None:
     for overlap in (-1, 10):
-        with pytest.raises(ValueError, match=f"an overlap of {overlap} tokens"):
+        with pytest.raises(ValueError, match=f"overlap is {overlap}; expected"):
             TokenWindows(_split(tmp_path, 30), 10, overlap)
 
 
-def test_windows_outside_are_refused(tmp_path: Path) -> None:
+def test_a_window_index_out_of_range_raises(tmp_path: Path) -> None:
     windows = TokenWindows(_split(tmp_path, 30), 10)
     for index in (-1, 3):
         with pytest.raises(IndexError):
             windows[index]
 
 
-def test_a_split_shorter_than_a_window_is_refused_with_both_numbers(tmp_path: Path) -> None:
+def test_a_split_shorter_than_a_window_raises_with_both_lengths(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"11 tokens.*'train' has 10"):
         TokenWindows(_split(tmp_path, 10), 10)
 
@@ -90,14 +90,14 @@ def test_the_order_of_an_epoch_is_a_permutation(size: int) -> None:
         assert not np.array_equal(orders[0], epoch_permutation(np.arange(size), size, seed=2, epoch=0))
 
 
-def test_orders_are_spread_evenly() -> None:
+def test_epoch_orders_are_uniformly_distributed() -> None:
     places = np.stack([epoch_permutation(np.arange(10), 10, seed, 0) for seed in range(2000)])
     counts = np.stack([np.bincount(column, minlength=10) for column in places.T])
     # 2,000 draws into 10 places: 200 each with a standard deviation of 13.4; 5 of them either way.
     assert np.abs(counts - 200).max() < 67
 
 
-def test_a_point_of_a_huge_order_is_had_at_once() -> None:
+def test_a_huge_permutation_is_evaluated_at_single_points() -> None:
     size = 10**9
     points = epoch_permutation(np.array([0, 1, size - 1]), size, seed=0, epoch=0)
     assert len(set(points.tolist())) == 3
@@ -110,7 +110,7 @@ def _targets(batch: dict) -> list[int]:
     return targets[targets != IGNORED].tolist()
 
 
-def test_an_epoch_of_batches_has_each_target_once_and_batches_straddle_epochs(tmp_path: Path) -> None:
+def test_an_epoch_has_each_target_once_and_batches_span_epochs(tmp_path: Path) -> None:
     windows = TokenWindows(_split(tmp_path, 96), 10)  # 10 windows, the last one shorter
     batches = TrainingBatches(windows, seed=3, global_batch_size=4, micro_batch_size=2)
     seen = [target for number in range(10) for target in _targets(batches[number])]  # 20 windows: two epochs
@@ -118,7 +118,7 @@ def test_an_epoch_of_batches_has_each_target_once_and_batches_straddle_epochs(tm
     assert Counter(seen[:95]) == Counter(range(1, 96))
 
 
-def test_the_same_number_is_the_same_batch(tmp_path: Path) -> None:
+def test_a_batch_depends_on_its_number_and_the_seed_alone(tmp_path: Path) -> None:
     windows = TokenWindows(_split(tmp_path, 1000), 10)
     first, second = (TrainingBatches(windows, 3, global_batch_size=4, micro_batch_size=2) for _ in range(2))
     second[17]
@@ -130,7 +130,7 @@ def test_the_same_number_is_the_same_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world_size,micro_batch_size", [(1, 6), (2, 3), (3, 2), (2, 1), (6, 1)])
-def test_ranks_and_micro_batches_together_see_the_single_process_batch(
+def test_ranks_and_micro_batches_together_see_the_global_batch(
     world_size: int, micro_batch_size: int, tmp_path: Path
 ) -> None:
     windows = TokenWindows(_split(tmp_path, 175), 10)  # 18 windows; batches of 6 end with the epoch
@@ -152,7 +152,7 @@ def test_ranks_and_micro_batches_together_see_the_single_process_batch(
     seed=st.integers(0, 2**31),
 )
 @settings(max_examples=60, deadline=None)
-def test_whatever_the_sizes_every_target_is_seen_once_an_epoch_in_the_one_order(
+def test_every_target_is_seen_once_per_epoch_in_an_order_independent_of_ranks(
     shard_sizes: list[int],
     context_length: int,
     micro_batch_size: int,
@@ -167,7 +167,7 @@ def test_whatever_the_sizes_every_target_is_seen_once_an_epoch_in_the_one_order(
         batch_size = micro_batch_size * world_size * accumulation
         whole = TrainingBatches(windows, seed, batch_size, batch_size)
         ranks = [TrainingBatches(windows, seed, batch_size, micro_batch_size, r, world_size) for r in range(world_size)]
-        # Two epochs and the batch that straddles into the third, step by step, by all ranks in turn.
+        # Two epochs, and the batch that spans into the third, step by step, by all ranks in turn.
         steps = -(-2 * len(windows) // batch_size)
         seen: list[int] = []
         for step in range(steps):
@@ -179,14 +179,14 @@ def test_whatever_the_sizes_every_target_is_seen_once_an_epoch_in_the_one_order(
         per_epoch = sum(shard_sizes) - 1
         assert Counter(seen[:per_epoch]) == Counter(range(1, per_epoch + 1))
         assert Counter(seen[per_epoch : 2 * per_epoch]) == Counter(range(1, per_epoch + 1))
-        # A run that continues asks for the number after the last one, and gets what an unbroken one would.
+        # A resumed run counts on from its last batch, and sees those of an uninterrupted one.
         continued = iter(TrainingLoader(TrainingBatches(windows, seed, batch_size, batch_size), start=resumed_at))
         for step in range(resumed_at, resumed_at + 3):
             assert _targets(next(continued)) == _targets(whole[step])
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 3])
-def test_loader_workers_change_nothing(num_workers: int, tmp_path: Path) -> None:
+def test_batches_do_not_depend_on_the_number_of_loader_workers(num_workers: int, tmp_path: Path) -> None:
     windows = TokenWindows(_split(tmp_path, 500), 10)
     batches = TrainingBatches(windows, 5, 6, 3)
     loader = iter(TrainingLoader(batches, start=7, num_workers=num_workers))

@@ -1,24 +1,39 @@
-"""Text to token ids on several threads: in pieces, so that a document may be larger than memory, and in order."""
+"""Encode text on several threads, in order, in chunks, so that a document may be larger than memory."""
 
-from collections import deque
+import re
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt.data.documents import utf8_length
 from gpt.errors import UserError
-from gpt.tokenizer import END_OF_TEXT, Tokenizer
+from gpt.tokenizer import END_OF_TEXT, WHITESPACE, Tokenizer
 
-_BATCH_CHARACTERS = 2**17  # encoded by a thread at a time
-_BATCHES_AHEAD = 4  # per thread
+EncodedBatch = dict[str, tuple[NDArray[np.uint32], int]]  # by split: token ids, and the number of text bytes
+
+# Where text can be cut so that its chunks have the ids of the whole: positions that no word of the tokenizer's
+# pattern spans. GPT-2's words have whitespace only at their start; from cl100k on, punctuation includes the line ends
+# after it. tests/test_encoding.py checks this for each pattern.
+_NOT_WHITESPACE = r"[\S\x1c-\x1f]"
+# Text without spaces (base64, minified JSON, Chinese) is cut between letters, digits and punctuation; not at an
+# apostrophe, which may begin a contraction, and only at characters that every version of Unicode puts in one class.
+_CLASSES = r"(?<=[A-Za-z])[0-9]|(?<=[0-9])[A-Za-z]|(?<=[A-Za-z0-9])[!-&(-/:;=?@\[-`{}~]|(?<=[一-龥])[，。、！？：；]"
+_CUTS = {
+    "bytes": re.compile(r"(?s)(?<=.)[^<|endoftxt>]"),  # anywhere, but not inside a literal <|endoftext|>
+    "gpt2": re.compile(rf"(?<={_NOT_WHITESPACE}){WHITESPACE}|{_CLASSES}"),
+    "cl100k": re.compile(rf"(?<=[^\W_]){WHITESPACE}|(?<={_NOT_WHITESPACE}) |{_CLASSES}"),
+}
+_CHUNK_CHARACTERS = 2**17  # longer texts take longer per character
+_BATCH_CHARACTERS = 2**17  # many small documents make one task: a task each would cost more than encoding them
+_PREFETCH_BATCHES = 4  # per thread
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Some text of a split, cut where ``Tokenizer.pieces`` cuts."""
+class TextChunk(NamedTuple):
+    """A part of a document's text, cut by ``chunk_text``."""
 
     split: str
     begins_document: bool
@@ -26,21 +41,58 @@ class Piece:
     document: str  # its name, for messages
 
 
-@dataclass(frozen=True)
-class Encoded:
-    """A batch of pieces: each split's token ids and how many bytes of text they are."""
+def chunk_text(blocks: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
+    """Cut a text, given in any blocks, into chunks whose concatenated ids are the ids of the whole.
 
-    tokens: dict[str, NDArray[np.uint32]]
-    utf8_bytes: dict[str, int]
+    Chunks are longer where the text cannot be cut; if the tokenizer's pattern is unknown, the whole text is one.
+    """
+    pattern = _CUTS.get(tokenizer.pattern_family or "")
+    pending: list[str] = []
+    for block in blocks:
+        for start in range(0, len(block), _CHUNK_CHARACTERS):
+            part = block[start : start + _CHUNK_CHARACTERS]
+            if cut := _last_cut(pattern, part) if pattern else 0:
+                yield "".join([*pending, part[:cut]])
+                pending = []
+            pending.append(part[cut:])
+    if rest := "".join(pending):
+        yield rest
 
 
-def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
-    """Pieces in groups of some size: a task for each small document would cost more than encoding it."""
-    batch: list[Piece] = []
+def _last_cut(pattern: re.Pattern[str], text: str) -> int:
+    """Last position at which the text can be cut, 0 if there is none; searches the end first."""
+    for start in (max(0, len(text) - 1000), 0):
+        if cuts := [match.start() for match in pattern.finditer(text, start)]:
+            return cuts[-1]
+    return 0
+
+
+def encode_chunks(
+    chunks: Iterable[TextChunk], tokenizer: Tokenizer, end_of_text: bool, workers: int
+) -> Iterator[EncodedBatch]:
+    """Encode on ``workers`` threads (tiktoken releases the GIL), in order, prefetching a bounded number of batches.
+
+    ``end_of_text`` says whether a literal ``<|endoftext|>`` in the text is the end-of-text token.
+    """
+    futures: deque[Future[EncodedBatch]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for batch in _batches(chunks):
+                futures.append(pool.submit(_encode_batch, batch, tokenizer, end_of_text))
+                if len(futures) > _PREFETCH_BATCHES * workers:
+                    yield futures.popleft().result()
+            while futures:
+                yield futures.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _batches(chunks: Iterable[TextChunk]) -> Iterator[list[TextChunk]]:
+    batch: list[TextChunk] = []
     characters = 0
-    for piece in pieces:
-        batch.append(piece)
-        characters += len(piece.text)
+    for chunk in chunks:
+        batch.append(chunk)
+        characters += len(chunk.text)
         if characters >= _BATCH_CHARACTERS:
             yield batch
             batch, characters = [], 0
@@ -48,48 +100,16 @@ def _batches(pieces: Iterable[Piece]) -> Iterator[list[Piece]]:
         yield batch
 
 
-def encode_pieces(pieces: Iterable[Piece], tokenizer: Tokenizer, end_of_text: bool, workers: int) -> Iterator[Encoded]:
-    """Encode on threads (tiktoken lets go of the interpreter), in order, a bounded amount ahead.
-
-    Args:
-        pieces: what to encode.
-        tokenizer: gives the ids.
-        end_of_text: whether a literal ``<|endoftext|>`` in the text is that token.
-        workers: number of threads; what comes out does not depend on it.
-    """
-    waiting: deque[Future[Encoded]] = deque()
-    with ThreadPoolExecutor(workers) as pool:
+def _encode_batch(batch: list[TextChunk], tokenizer: Tokenizer, end_of_text: bool) -> EncodedBatch:
+    eot = np.array([tokenizer.eot_id], dtype=np.uint32)
+    arrays: defaultdict[str, list[NDArray[np.uint32]]] = defaultdict(list)
+    utf8_bytes = Counter[str]()
+    for chunk in batch:
         try:
-            for batch in _batches(pieces):
-                waiting.append(pool.submit(_encode_batch, batch, tokenizer, end_of_text))
-                if len(waiting) > _BATCHES_AHEAD * workers:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-def _encode_batch(batch: list[Piece], tokenizer: Tokenizer, end_of_text: bool) -> Encoded:
-    tokens: dict[str, list[NDArray[np.uint32]]] = {}
-    utf8_bytes: dict[str, int] = {}
-    begin = np.array([tokenizer.eot_id], dtype=np.uint32)
-    for piece in batch:
-        try:
-            ids = tokenizer.encode_array(piece.text, end_of_text)
-        except ValueError as error:
-            raise UserError(f"{piece.document}: {error}") from None
-        of_split = tokens.setdefault(piece.split, [])
-        if piece.begins_document:
-            of_split.append(begin)
-        of_split.append(ids)
-        size = utf8_length(piece.text) - (len(END_OF_TEXT) * piece.text.count(END_OF_TEXT) if end_of_text else 0)
-        utf8_bytes[piece.split] = utf8_bytes.get(piece.split, 0) + size
-    joined = {name: np.concatenate(parts) for name, parts in tokens.items()}
-    return Encoded({n: _no_empty_documents(ids, tokenizer.eot_id) for n, ids in joined.items()}, utf8_bytes)
-
-
-def _no_empty_documents(ids: NDArray[np.uint32], eot_id: int) -> NDArray[np.uint32]:
-    """Of several ends of text in a row, one: a text that begins or ends with the token itself needs no other."""
-    is_eot = ids == eot_id
-    return ids[~np.append(is_eot[:-1] & is_eot[1:], False)]
+            ids = tokenizer.encode_array(chunk.text, end_of_text)
+        except UserError as error:
+            raise UserError(f"{chunk.document}: {error}") from None
+        arrays[chunk.split] += [eot, ids] if chunk.begins_document else [ids]
+        literals = chunk.text.count(END_OF_TEXT) if end_of_text else 0
+        utf8_bytes[chunk.split] += utf8_length(chunk.text) - literals * len(END_OF_TEXT)
+    return {split: (np.concatenate(parts), utf8_bytes[split]) for split, parts in arrays.items()}

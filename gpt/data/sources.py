@@ -1,4 +1,4 @@
-"""Documents from where the user says they are: files, folders, globs, datasets, or the embedded corpus."""
+"""Documents from sources: files, folders, globs, datasets, and the embedded corpus."""
 
 import glob
 import logging
@@ -9,113 +9,82 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from gpt.data.documents import Document, ReadOptions, base_suffix, decode_file
+from gpt.data.documents import Document, base_suffix, decode_file
 from gpt.data.manifest import MANIFEST_NAME
-from gpt.data.rows import (
-    csv_documents,
-    dataset_documents,
-    is_saved_dataset,
-    json_documents,
-    parquet_documents,
-)
+from gpt.data.options import PrepareOptions
+from gpt.data.rows import csv_documents, dataset_documents, is_saved_dataset, json_documents, parquet_documents
 from gpt.errors import UserError
 
 log = logging.getLogger(__name__)
 
 PYDOCS = "pydocs"
 HUB = "hf:"
-_TEXT = (".txt", ".md")
-_ROWS = {
-    ".jsonl": json_documents,
-    ".ndjson": json_documents,
-    ".json": json_documents,
-    ".csv": csv_documents,
-    ".tsv": csv_documents,
+
+_ROW_READERS = {
+    **dict.fromkeys((".jsonl", ".ndjson", ".json"), json_documents),
+    **dict.fromkeys((".csv", ".tsv"), csv_documents),
     ".parquet": parquet_documents,
 }
+_SUFFIXES = (".txt", ".md", *_ROW_READERS)  # read from folders
 
 
-def read_documents(sources: list[str], options: ReadOptions) -> Iterator[Document]:
-    """Read every document of the sources, in the order given; files of a folder in the order of their paths.
+def read_documents(sources: list[str], options: PrepareOptions) -> Iterator[Document]:
+    """Read all documents of the sources in the order given, the files of a folder in the order of their paths.
 
-    Args:
-        sources: each a file (a row of ``.jsonl .json .csv .parquet`` is a document, any other file is one document;
-            each also as ``.gz`` or ``.zst``), a folder (searched at any depth for those, ``.txt`` and ``.md``), a
-            glob, a folder that ``datasets`` saved, ``"hf:NAME[:CONFIG]"``, or ``"pydocs"``: the Python language
-            reference that ships inside every interpreter.
-        options: how to read them.
-
-    Yields:
-        Documents, some of them perhaps empty.
-
-    Raises:
-        ValueError: a source does not exist or cannot be read; the message names file and line, row or byte.
+    A source is a file, a folder (searched recursively), a glob, ``hf:NAME[:CONFIG]``, a folder that ``datasets`` saved,
+    or ``pydocs``: the Python language reference included in every interpreter. A document is a row of ``.jsonl .ndjson
+    .json .csv .tsv .parquet`` or of a dataset, or any other file (in folders only ``.txt`` and ``.md``); each file may
+    be compressed (``.gz``, ``.zst``). Documents may be empty.
     """
     for source in sources:
         if source == PYDOCS:
-            yield from _pydocs()
-        elif source.startswith(HUB):
+            topics: dict[str, str] = import_module("pydoc_data.topics").topics
+            yield from (Document(f"{PYDOCS}:{name}", partial(iter, (topics[name],))) for name in sorted(topics))
+        elif source.startswith(HUB) or is_saved_dataset(Path(source)):
             yield from dataset_documents(source.removeprefix(HUB), options)
-        elif is_saved_dataset(Path(source)):
-            yield from dataset_documents(source, options)
         else:
-            for path in _files(source):
-                if rows := _ROWS.get(base_suffix(path)):
-                    yield from rows(path, options)
+            for path in _find_files(source):
+                if read_rows := _ROW_READERS.get(base_suffix(path)):
+                    yield from read_rows(path, options)
                 else:
                     yield Document(str(path), partial(decode_file, path, options))
 
 
-def _pydocs() -> Iterator[Document]:
-    topics: dict[str, str] = import_module("pydoc_data.topics").topics
-    for name in sorted(topics):
-        yield Document(f"{PYDOCS}:{name}", partial(iter, (topics[name],)))
-
-
-def _files(source: str) -> list[Path]:
+def _find_files(source: str) -> list[Path]:
     path = Path(source)
-    if path.is_file():
-        return [path]
-    if path.is_dir():
-        files = _files_of_folder(path)
-    else:
-        # glob and not Path.glob, which takes no absolute pattern.
-        matches = [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207
-        if not matches:
-            raise UserError(
-                f"there is no file or folder {source}; give a path, a glob, {HUB}NAME, or {PYDOCS} for the embedded "
-                "corpus"
-            )
-        in_folders = [file for match in matches if match.is_dir() for file in _files_of_folder(match)]
-        files = [*in_folders, *(match for match in matches if match.is_file())]
-    if not files and (any(path.glob("*.bin")) or any(path.glob("*.npy"))):
-        raise UserError(f"{source} holds token files; they get a manifest with --tokenizer NAME and without --output")
-    if not files:
-        raise UserError(f"{source} has no file ending in {' '.join([*_TEXT, *_ROWS])} (or one of these and .gz, .zst)")
-    return sorted(set(files))
+    # glob, because Path.glob does not take absolute patterns.
+    matches = [path] if path.exists() else [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207
+    if not matches:
+        raise UserError(f"there is no file or folder {source}; expected a path, a glob, {HUB}NAME or {PYDOCS}")
+    in_folders = (file for match in matches if match.is_dir() for file in _find_files_in_folder(match))
+    if files := sorted({*in_folders, *(match for match in matches if match.is_file())}):
+        return files
+    if any(path.glob("*.bin")) or any(path.glob("*.npy")):
+        raise UserError(f"{source} has token files, not text; run prepare_data.py {source} --tokenizer NAME")
+    raise UserError(f"{source} has no file ending in {' '.join(_SUFFIXES)} (or one of these and .gz, .zst)")
 
 
-def _files_of_folder(folder: Path) -> list[Path]:
-    """Files with an ending that we read, at any depth; what is left out is counted aloud."""
-    files, left_out, visited = [], Counter[str](), set[str]()
+def _find_files_in_folder(folder: Path) -> list[Path]:
+    """Files of known suffixes at any depth, without hidden and prepared ones; warns of the other files."""
+    files, skipped, visited = [], Counter[str](), set[str]()
 
     def fail(error: OSError) -> None:
         raise error
 
-    for where, folders, names in os.walk(folder, followlinks=True, onerror=fail):
-        if (real := os.path.realpath(where)) in visited or MANIFEST_NAME in names:  # a loop; or our own output
+    for parent, folders, names in os.walk(folder, followlinks=True, onerror=fail):
+        if (real := os.path.realpath(parent)) in visited or MANIFEST_NAME in names:  # a link in a loop; or our output
             folders.clear()
             continue
         visited.add(real)
-        if is_saved_dataset(Path(where)):
-            raise UserError(f"{where} is a saved dataset; name it as a source of its own, or move it")
+        if is_saved_dataset(Path(parent)):
+            raise UserError(f"{parent} is a saved dataset; give it as a source of its own, or move it")
         folders[:] = [name for name in folders if not name.startswith(".")]
-        for path in (Path(where, name) for name in names if not name.startswith(".")):
-            if base_suffix(path) in (*_TEXT, *_ROWS) and path.is_file():
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):
+            if base_suffix(path) in _SUFFIXES and path.is_file():
                 files.append(path)
             else:
-                left_out["".join(path.suffixes[-2:]) or path.name] += 1
-    if files and left_out:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in left_out.most_common(8))
-        log.warning("%s: left out %d files that have another ending (%s)", folder, left_out.total(), kinds)
+                skipped["".join(path.suffixes[-2:]) or path.name] += 1
+    if files and skipped:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in skipped.most_common(8))
+        log.warning("%s: skipped %d files of other types (%s)", folder, skipped.total(), kinds)
     return files

@@ -1,38 +1,33 @@
-"""Files of token ids: llm.c's, which is what is written here, and those without its header, which are read.
+"""Token files: llm.c's format, which is written and read, and those of nanoGPT and NumPy, which are only read.
 
-A shard is llm.c's: a header of 256 int32 (magic, version, token count, zeros), then the token ids, uint16 where
-the vocabulary allows it and uint32 otherwise. Files of llm.c and modded-nanogpt are therefore shards as they are;
-nanoGPT's and build-nanogpt's, which have no such header, are read where the manifest says that they are that.
+llm.c's has a header of 256 int32 (magic, version, token count, zeros), then the ids, as uint16 if the vocabulary allows
+it and else uint32. nanoGPT writes raw uint16, build-nanogpt .npy; the manifest says which layout a folder has.
 """
 
-import struct
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file
+from gpt.tokenizer import Tokenizer
 
-LLM_C, NANOGPT, NPY = "llm.c", "nanogpt", "npy"
+LAYOUTS = LLM_C, NANOGPT, NPY = "llm.c", "nanogpt", "npy"
 
 _HEADER_INTS = 256
 _HEADER_BYTES = 4 * _HEADER_INTS
-# dtype -> (magic, version): llm.c's GPT-2 files and its Llama 3 files.
+# dtype -> (magic, version) of llm.c's GPT-2 files and of its Llama 3 files.
 _FORMATS: dict[np.dtype[Any], tuple[int, int]] = {np.dtype("<u2"): (20240520, 1), np.dtype("<u4"): (20240801, 7)}
-
-
-def dtype_for(vocab_size: int) -> np.dtype[Any]:
-    """The smallest of the two dtypes that holds every id: uint16 up to 65,536 ids, else uint32."""
-    return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
 
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a split: its name inside the folder, its token count, the SHA-256 of all its bytes."""
+    """One file of a split: its name in the folder, its token count, and the SHA-256 of its bytes."""
 
     name: str
     tokens: int
@@ -41,7 +36,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Split:
-    """A split's totals and files; ``utf8_bytes`` is the size of its text, against which bits per byte are counted."""
+    """Totals and files of a split; ``utf8_bytes`` is the size of its text, for bits per byte."""
 
     tokens: int
     documents: int
@@ -49,163 +44,114 @@ class Split:
     shards: tuple[Shard, ...]
 
 
-class ShardWriter:
-    """Writes a shard as its tokens come: under a temporary name until ``finish``, so a shard is whole or not there.
+def dtype_for(vocab_size: int) -> np.dtype[Any]:
+    """Dtype of the ids: uint16 up to 65,536 of them, else uint32."""
+    return np.dtype("<u2") if vocab_size <= 2**16 else np.dtype("<u4")
 
-    Whoever may fail before ``finish`` calls ``leave``, and nothing is left of the shard.
 
-    Args:
-        dtype: uint16 or uint32.
-    """
-
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self.path, self.dtype, self.tokens = path, dtype, 0
-        self._stack = ExitStack()
-        self._file = self._stack.enter_context(atomic_write(path))
-        self._file.write(bytes(_HEADER_BYTES))
-
-    def write(self, tokens: NDArray[Any]) -> None:
-        """Append (n,) ids."""
-        self._file.write(tokens.astype(self.dtype, copy=False).data)
-        self.tokens += len(tokens)
-
-    def finish(self) -> Shard:
-        """Complete the file and describe it."""
+@contextmanager
+def create_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[IO[bytes]]:
+    """Create a shard atomically, for its tokens to be written; after an exception no file is left."""
+    with atomic_write(path) as file:
+        file.write(bytes(_HEADER_BYTES))
+        yield file
         header = np.zeros(_HEADER_INTS, dtype="<i4")
-        header[:3] = *_FORMATS[self.dtype], self.tokens
-        self._file.seek(0)
-        self._file.write(header.tobytes())
-        self._stack.close()
-        return Shard(self.path.name, self.tokens, sha256_of_file(self.path))
-
-    def leave(self) -> None:
-        """Leave nothing of an unfinished shard."""
-        with suppress(_Unfinished), self._stack:
-            raise _Unfinished
-
-
-class _Unfinished(Exception):  # noqa: N818 (what tells atomic_write to leave nothing)
-    pass
+        header[:3] = *_FORMATS[dtype], (file.tell() - _HEADER_BYTES) // dtype.itemsize
+        file.seek(0)
+        file.write(header.tobytes())
 
 
 def write_shard(path: Path, tokens: NDArray[Any]) -> Shard:
-    """Write (n,) uint16 or uint32 token ids as a shard, atomically."""
-    writer = ShardWriter(path, tokens.dtype)
-    writer.write(tokens)
-    return writer.finish()
+    """Write (n,) uint16 or uint32 token ids as a shard."""
+    with create_shard(path, tokens.dtype) as file:
+        file.write(tokens.data)
+    return Shard(path.name, len(tokens), sha256_of_file(path))
 
 
-class SplitWriter:
-    """Writes a split's tokens, and begins another shard whenever one is full."""
+class SplitWriter(ExitStack):
+    """Context manager that writes a split's tokens to shards; an exception deletes the incomplete one."""
 
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any], shard_tokens: int, eot_id: int) -> None:
-        self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
-        self._eot_id = eot_id
-        self._documents = self._utf8_bytes = self.tokens = 0
-        self._ends_with_eot = False
+    def __init__(self, folder: Path, split: str, tokenizer: Tokenizer, shard_tokens: int) -> None:
+        super().__init__()
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
+        self._dtype, self._eot_id, self._ends_with_eot = dtype_for(tokenizer.vocab_size), tokenizer.eot_id, False
         self._shards: list[Shard] = []
-        self._writer: ShardWriter | None = None
+        self._file: IO[bytes] | None = None
+        self._tokens_in_file = self._documents = self._utf8_bytes = self.tokens = 0
 
-    def add(self, tokens: NDArray[np.uint32], utf8_bytes: int) -> None:
-        """Add (n,) ids; of two ends of text in a row, one."""
-        if self._ends_with_eot and tokens[0] == self._eot_id:
-            tokens = tokens[1:]
-        if len(tokens):
-            self._ends_with_eot = bool(tokens[-1] == self._eot_id)
-        self._documents += int((tokens == self._eot_id).sum())
+    def write(self, tokens: NDArray[np.uint32], utf8_bytes: int) -> None:
+        """Append (n,) ids, n > 0; of several end-of-texts in a row, only one."""
+        is_eot = tokens == self._eot_id
+        is_repeated = is_eot & np.append(self._ends_with_eot, is_eot[:-1])
+        tokens, self._ends_with_eot = tokens[~is_repeated], bool(is_eot[-1])
+        self._documents += int((is_eot & ~is_repeated).sum())
         self._utf8_bytes += utf8_bytes
         self.tokens += len(tokens)
         while len(tokens):
-            if self._writer is None:
-                path = self._folder / f"{self._split}_{len(self._shards):06d}.bin"
-                self._writer = ShardWriter(path, self._dtype)
-            room = self._shard_tokens - self._writer.tokens
-            self._writer.write(tokens[:room])
-            tokens = tokens[room:]
-            if self._writer.tokens == self._shard_tokens:
+            if self._file is None:
+                self._file = self.enter_context(create_shard(self._path, self._dtype))
+            part = tokens[: self._shard_tokens - self._tokens_in_file]
+            tokens = tokens[len(part) :]
+            self._file.write(part.astype(self._dtype, copy=False).data)
+            self._tokens_in_file += len(part)
+            if self._tokens_in_file == self._shard_tokens:
                 self._finish_shard()
 
     def finish(self) -> Split:
-        """Complete the last shard and sum up."""
-        if self._writer is not None:
+        """Complete the last shard and describe the split."""
+        if self._file is not None:
             self._finish_shard()
         return Split(self.tokens, self._documents, self._utf8_bytes, tuple(self._shards))
 
-    def leave(self) -> None:
-        """Leave no shard half-written; complete ones stay."""
-        if self._writer is not None:
-            self._writer.leave()
-
     def _finish_shard(self) -> None:
-        assert self._writer is not None
-        self._shards.append(self._writer.finish())
-        self._writer = None
+        self.close()
+        self._shards.append(Shard(self._path.name, self._tokens_in_file, sha256_of_file(self._path)))
+        self._file, self._tokens_in_file = None, 0
+
+    @property
+    def _path(self) -> Path:
+        return self._folder / f"{self._split}_{len(self._shards):06d}.bin"
 
 
-def layout_of(path: Path) -> str:
-    """What a token file is, by its name and its first bytes: with llm.c's header, without one, or NumPy's.
-
-    Raises:
-        ValueError: the file is empty.
-    """
-    with path.open("rb") as file:
-        start = file.read(8)
-    if not start:
-        raise UserError(f"shard {path} is damaged: it is empty; prepare the data again")
+def detect_layout(path: Path) -> str:
+    """Layout of a token file, from its name and its first bytes."""
+    if path.stat().st_size == 0:
+        raise UserError(f"{path} is not a valid token file: it is empty; prepare the data again")
     if path.suffix == ".npy":
         return NPY
-    return LLM_C if start in [struct.pack("<2i", *numbers) for numbers in _FORMATS.values()] else NANOGPT
+    return LLM_C if tuple(np.fromfile(path, dtype="<i4", count=2)) in _FORMATS.values() else NANOGPT
 
 
 def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
-    """Memory-map the tokens of a shard, after checking its header and size.
-
-    Args:
-        layout: ``LLM_C``; ``NANOGPT``, uint16 and nothing else; or ``NPY``, NumPy's own format.
-
-    Returns:
-        (n,) uint16 or uint32, read-only.
-
-    Raises:
-        ValueError: the file is missing, of another format, or truncated.
-    """
+    """Memory-map the tokens of a file, after checking its header and size: (n,) uint16 or uint32, read-only."""
     if not path.is_file():
-        raise UserError(f"shard {path} is missing; prepare the data again")
-    if path.stat().st_size == 0:
-        raise UserError(f"shard {path} is damaged: it is empty; prepare the data again")
-    return {LLM_C: _open_llm_c, NANOGPT: _open_nanogpt, NPY: _open_npy}[layout](path)
+        raise UserError(f"{path} is missing; prepare the data again")
+    try:
+        if layout == NANOGPT:
+            return np.memmap(path, dtype="<u2", mode="r")
+        return _open_npy(path) if layout == NPY else _open_llm_c(path)
+    except ValueError as error:
+        raise UserError(f"{path} is not a valid token file: {error}; prepare the data again") from None
 
 
 def _open_llm_c(path: Path) -> NDArray[Any]:
-    with path.open("rb") as file:
-        header = np.frombuffer(file.read(_HEADER_BYTES), dtype=np.uint8)
-    if len(header) < _HEADER_BYTES:
-        raise UserError(f"{path} is not a token shard (it is shorter than llm.c's header); prepare the data again")
-    magic, version, count = header.view("<i4")[:3].tolist()
-    dtypes = [dtype for dtype, start in _FORMATS.items() if start == (magic, version)]
-    if not dtypes:
-        raise UserError(f"{path} is not a token shard (its header is not llm.c's); prepare the data again")
-    size, expected = path.stat().st_size, _HEADER_BYTES + count * dtypes[0].itemsize
-    if count < 1 or size != expected:
-        raise UserError(f"shard {path} is damaged: {size} bytes where its header promises {expected}; prepare it again")
-    return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(count,))
-
-
-def _open_nanogpt(path: Path) -> NDArray[Any]:
-    if path.stat().st_size % 2:
-        raise UserError(f"shard {path} is damaged: an odd number of bytes is no row of uint16; prepare it again")
-    return np.memmap(path, dtype="<u2", mode="r")
+    header = np.fromfile(path, dtype="<i4", count=_HEADER_INTS).tolist()
+    dtypes = [dtype for dtype, numbers in _FORMATS.items() if tuple(header[:2]) == numbers]
+    if not dtypes or len(header) < _HEADER_INTS:
+        raise ValueError("it does not start with llm.c's header")
+    size, expected = path.stat().st_size, _HEADER_BYTES + header[2] * dtypes[0].itemsize
+    if header[2] < 1 or size != expected:
+        raise ValueError(f"it has {size} bytes; expected {expected} from its header")
+    return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(header[2],))
 
 
 def _open_npy(path: Path) -> NDArray[Any]:
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-    except Exception as error:  # of a damaged header, whatever Python's parser says of it
-        raise UserError(f"{path} is not an array that NumPy reads: {error}; prepare it again") from None
+    except Exception as error:  # of Python's parser, if the header is damaged
+        raise ValueError(f"NumPy cannot read it ({error})") from None
     if not isinstance(tokens, np.ndarray):
-        raise UserError(f"{path} holds several arrays (it is an .npz); tokens are one")
+        raise ValueError("it holds several arrays (.npz); expected one")
     if tokens.ndim != 1 or tokens.dtype not in _FORMATS or len(tokens) == 0:
-        raise UserError(
-            f"{path} is a {tokens.dtype} array of shape {tokens.shape}; tokens are a row of uint16 or uint32"
-        )
+        raise ValueError(f"it is a {tokens.dtype} array of shape {tokens.shape}; expected (n,) uint16 or uint32")
     return tokens

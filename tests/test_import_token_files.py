@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt.data.foreign import adopt
+from gpt.data.import_token_files import import_token_files
 from gpt.data.manifest import Manifest, verify
 from gpt.data.token_files import write_shard
 from gpt.tokenizer import Tokenizer
@@ -35,25 +35,23 @@ def _build_nanogpt(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("write", [_llm_c, _nanogpt, _build_nanogpt])
-def test_token_files_of_others_get_a_manifest_and_stay_as_they_are(
-    write: Callable[[Path], None], tmp_path: Path
-) -> None:
+def test_imported_token_files_get_a_manifest_and_do_not_change(write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    manifest, new = adopt(tmp_path, "gpt2")
+    manifest, new = import_token_files(tmp_path, "gpt2")
     assert new
     for split, texts in TEXTS.items():
         assert ids_of(tmp_path, split).tolist() == _ids(split).tolist()
         assert texts_of(tmp_path, split) == texts
         assert manifest.splits[split].documents == len(texts)
         assert manifest.splits[split].utf8_bytes == sum(len(text.encode()) for text in texts)
-    assert adopt(tmp_path, "gpt2") == (manifest, False)
+    assert import_token_files(tmp_path, "gpt2") == (manifest, False)
     assert verify(tmp_path) == manifest
     (tmp_path / "manifest.json").unlink()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_large_vocabulary_is_llm_cs_uint32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_files_of_a_large_vocabulary_are_uint32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import tiktoken
 
     ranks = {bytes([value]): value for value in range(256)}
@@ -62,7 +60,7 @@ def test_a_large_vocabulary_is_llm_cs_uint32(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: large)
     for split in TEXTS:
         write_shard(tmp_path / f"{split}.bin", np.array([99_999, 97, 98], dtype="<u4"))
-    manifest, _ = adopt(tmp_path, "big")
+    manifest, _ = import_token_files(tmp_path, "big")
     assert (manifest.dtype, manifest.splits["val"].utf8_bytes) == ("uint32", 2)
     assert ids_of(tmp_path, "val").tolist() == [99_999, 97, 98]
 
@@ -72,26 +70,42 @@ def _truncate(name: str, size: int) -> Callable[[Path], None]:
 
 
 DAMAGE: list[tuple[Callable[[Path], None], Callable[[Path], object], str]] = [
-    (_llm_c, _truncate("fineweb_val_000000.bin", 1025), r"val_000000\.bin is damaged: 1025 bytes where"),
-    (_llm_c, _truncate("fineweb_val_000000.bin", 0), r"val_000000\.bin is damaged: it is empty"),
+    (
+        _llm_c,
+        _truncate("fineweb_val_000000.bin", 1025),
+        r"val_000000\.bin is not a valid token file: it has 1025 bytes; expected",
+    ),
+    (_llm_c, _truncate("fineweb_val_000000.bin", 0), r"val_000000\.bin is not a valid token file: it is empty"),
     (_llm_c, lambda folder: (folder / "fineweb_val_000000.bin").unlink(), "no file of split val"),
-    (_llm_c, lambda folder: (folder / "more.bin").touch(), r"more\.bin does not say whether it is train or val"),
-    (_llm_c, lambda folder: np.save(folder / "train.npy", _ids("train")), r"several kinds \(llm\.c, npy\)"),
-    (_nanogpt, _truncate("val.bin", 3), r"val\.bin is damaged: an odd number"),
+    (
+        _llm_c,
+        lambda folder: (folder / "more.bin").touch(),
+        r"name of .*more\.bin is ambiguous; expected either train or val",
+    ),
+    (_llm_c, lambda folder: np.save(folder / "train.npy", _ids("train")), r"several formats \(llm\.c, npy\)"),
+    (_nanogpt, _truncate("val.bin", 3), r"val\.bin is not a valid token file: .*not a multiple"),
     (
         _nanogpt,
         lambda folder: (folder / "meta.pkl").write_bytes(pickle.dumps({})),
         r"character vocabulary \(meta\.pkl\)",
     ),
-    (_nanogpt, lambda folder: np.array([60000], "<u2").tofile(folder / "val.bin"), r"val\.bin holds id 60000, which"),
-    (_nanogpt, lambda folder: np.arange(9, dtype="<u4").tofile(folder / "val.bin"), "looks like ids of 32 bits"),
-    (_nanogpt, lambda folder: np.full(9, 50256, "<u2").tofile(folder / "val.bin"), "holds no text, only ends"),
-    (_build_nanogpt, lambda folder: _savez(folder / "edufineweb_val_000000.npy"), "holds several arrays"),
-    (_build_nanogpt, _truncate("edufineweb_val_000000.npy", 100), r"is not an array that NumPy reads"),
+    (
+        _nanogpt,
+        lambda folder: np.array([60000], "<u2").tofile(folder / "val.bin"),
+        r"val\.bin has id 60000; expected ids below 50257",
+    ),
+    (_nanogpt, lambda folder: np.arange(9, dtype="<u4").tofile(folder / "val.bin"), "seems to have ids of uint32"),
+    (
+        _nanogpt,
+        lambda folder: np.full(9, 50256, "<u2").tofile(folder / "val.bin"),
+        "contains no text, only end-of-texts",
+    ),
+    (_build_nanogpt, lambda folder: _savez(folder / "edufineweb_val_000000.npy"), "it holds several arrays"),
+    (_build_nanogpt, _truncate("edufineweb_val_000000.npy", 100), r"NumPy cannot read it"),
     (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3)), "float64 array"),
-    (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.array([{}])), "not an array that NumPy"),
-    (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3, "<u4")), "holds uint32"),
-    (_nanogpt, lambda folder: adopt(folder, "gpt2") and _nanogpt_changed(folder), "describes other data"),
+    (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.array([{}])), "NumPy cannot read it"),
+    (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3, "<u4")), "has ids of uint32"),
+    (_nanogpt, lambda folder: import_token_files(folder, "gpt2") and _nanogpt_changed(folder), "describes other data"),
 ]
 
 
@@ -105,24 +119,24 @@ def _nanogpt_changed(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("write,damage,words", DAMAGE, ids=range(len(DAMAGE)))
-def test_damaged_or_foreign_files_are_refused(
+def test_damaged_and_unknown_files_are_refused(
     write: Callable[[Path], None], damage: Callable[[Path], object], words: str, tmp_path: Path
 ) -> None:
     write(tmp_path)
     damage(tmp_path)
     manifest = (tmp_path / "manifest.json").read_bytes() if (tmp_path / "manifest.json").exists() else None
     with pytest.raises(ValueError, match=words):
-        adopt(tmp_path, "gpt2")
+        import_token_files(tmp_path, "gpt2")
     assert manifest == ((tmp_path / "manifest.json").read_bytes() if manifest else None)
     assert (tmp_path / "manifest.json").exists() == (manifest is not None)
 
 
-def test_damage_after_the_manifest_is_noticed_when_opened_or_verified(tmp_path: Path) -> None:
+def test_damage_after_the_import_is_found_on_opening_or_verifying(tmp_path: Path) -> None:
     for write, name in ((_nanogpt, "val.bin"), (_build_nanogpt, "edufineweb_val_000000.npy")):
         folder = tmp_path / name
         folder.mkdir()
         write(folder)
-        adopt(folder, "gpt2")
+        import_token_files(folder, "gpt2")
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-2])
         with pytest.raises(ValueError, match=name):
