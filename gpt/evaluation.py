@@ -28,6 +28,10 @@ class Evaluation:
     bits_per_byte: float  # summed loss in bits over the text's UTF-8 bytes; comparable across tokenizers
     tokens: int  # number of targets
 
+    def __str__(self) -> str:
+        loss = f"loss {self.loss_nats:.4f} nats, perplexity {self.perplexity:.2f}"
+        return f"{loss}, {self.bits_per_byte:.4f} bits per byte"
+
     @staticmethod
     def from_totals(total_nats: float, tokens: int, utf8_bytes: int) -> "Evaluation":
         """Compute the measures from sums over a split."""

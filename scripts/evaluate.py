@@ -68,10 +68,7 @@ def body(argv: list[str]) -> int:
     if args.json:
         print_json(asdict(evaluation))
     else:
-        print(
-            f"loss {evaluation.loss_nats:.4f} nats, perplexity {evaluation.perplexity:.2f}, "
-            f"{evaluation.bits_per_byte:.4f} bits per byte, over {evaluation.tokens:,} tokens"
-        )
+        print(f"{evaluation}, over {evaluation.tokens:,} tokens")
     return 0
 
 

@@ -10,6 +10,7 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
 from gpt.checkpoint import BEST, LAST
+from gpt.errors import UserError
 from gpt.evaluation import Evaluation
 from gpt.files import atomic_write, sync_folder
 from gpt.training.config import RunConfig
@@ -70,13 +71,11 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             with atomic_write(Path(path)) as file:
                 torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:
-            # torch wraps an OSError, such as a full disk, in a RuntimeError.
+        except (OSError, RuntimeError) as error:  # torch wraps an OSError, such as a full disk, in a RuntimeError
             cause = error if isinstance(error, OSError) else error.__context__
             if not isinstance(cause, OSError):
                 raise
-            reason = f"cannot save {path}: {cause.strerror}; the previous checkpoint is intact"
-            raise OSError(cause.errno, reason) from error
+            raise UserError(f"cannot save {path}: {cause.strerror}; the previous checkpoint is intact") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load tensors and plain values only, so that a hostile file runs no code."""

@@ -6,6 +6,7 @@
 import platform
 import subprocess
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +38,8 @@ class GPTModule(L.LightningModule):
         self.config = config
         self.manifest = manifest
         shape = {**asdict(config.model), "vocab_size": manifest.vocab_size}
-        # Plain values only: dataclasses and paths are saved, and then refused by a safe load.
-        hyper_parameters = {"model": shape, "tokenizer": manifest.tokenizer, "document_mask": config.data.document_mask}
-        self.save_hyperparameters(hyper_parameters, logger=False)
+        plain_values = {"model": shape, "tokenizer": manifest.tokenizer, "document_mask": config.data.document_mask}
+        self.save_hyperparameters(plain_values, logger=False)  # a safe load would refuse dataclasses and paths
         self.model = GPT(GPTConfig(**shape))
         self.is_loss_compiled = False
         # Of the current optimizer step; on the device, so that no step waits for the host to read them.
@@ -69,9 +69,8 @@ class GPTModule(L.LightningModule):
         optimizer = build_optimizer(self.model, optim)
         if self.device.type == "cpu":
             reduce_cpu_memory(self.model, optimizer)
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: learning_rate_factor(step, optim, max_steps)
-        )
+        factor = partial(learning_rate_factor, config=optim, max_steps=max_steps)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def on_fit_start(self) -> None:
@@ -105,8 +104,8 @@ class GPTModule(L.LightningModule):
         """Clip the gradient norm, and skip the step if it is not finite."""
         max_norm = self.config.trainer.gradient_clip_val or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, foreach=True)
-        # Fused optimizers read found_inf on the device and then change nothing, so the host does not wait. The norm is
-        # that of the averaged gradient, so all ranks agree; a loss that is not finite makes it not finite.
+        # Fused optimizers read found_inf on the device and then change nothing, so the host does not wait. All ranks
+        # have the norm of the averaged gradient, which a loss that is not finite makes not finite.
         is_skipped = (~self.gradient_norm.isfinite()).float()
         optimizer.found_inf = is_skipped  # type: ignore[attr-defined]
         is_first = is_skipped * (self.skipped_steps == 0)

@@ -29,29 +29,23 @@ def build_trainer(config: RunConfig, run_dir: Path, callback: L.Callback, first_
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     torch.set_float32_matmul_precision("high")  # TF32 for float32 products on a GPU
     options = config.trainer
-    logger = _RunLogger(run_dir.parent, name=run_dir.name, version="", default_hp_metric=False, purge_step=first_step)
-    plugins: list[Any] = [AtomicCheckpointIO()]
-    if SLURMEnvironment.detect():
-        # Lightning's requeueing saves in the middle of a step and loads that file in later runs; --resume replaces it.
-        plugins.append(SLURMEnvironment(auto_requeue=False))
+    # Lightning's requeueing saves in the middle of a step and loads that file in later runs; --resume replaces it.
+    slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
+    names = ("accelerator", "devices", "num_nodes", "strategy", "max_steps")
     try:
         return L.Trainer(
-            accelerator=options.accelerator,
-            devices=options.devices,
-            num_nodes=options.num_nodes,
-            strategy=options.strategy,
-            precision=choose_precision(config),
-            max_steps=options.max_steps,
+            **{name: getattr(options, name) for name in names},
             max_epochs=-1,
+            precision=choose_precision(config),
             accumulate_grad_batches=config.accumulation,
             val_check_interval=options.validate_every_steps * config.accumulation,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=0,
             use_distributed_sampler=False,  # TokenDataModule distributes the batches
             callbacks=[callback],
-            plugins=plugins,
+            plugins=[AtomicCheckpointIO(), *slurm],
             default_root_dir=run_dir,
-            logger=logger,
+            logger=_RunLogger(run_dir.parent, run_dir.name, version="", default_hp_metric=False, purge_step=first_step),
             enable_model_summary=False,
             enable_progress_bar=False,
         )

@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from dataclasses import asdict
 from typing import Any
 
 import lightning as L
@@ -28,12 +29,10 @@ class TrainingLog:
         self.train_loss = float("nan")
         self._config = config
         self._bar: tqdm[Any] | None = None
-        self._seconds = 0.0  # of training, until the clock was last read
         self._clock: float | None = None  # when it was last read; None while it is stopped
-        self._steps = 0
-        self._seconds_at_log, self._steps_at_log = 0.0, 0
-        self._next_line = 0.0
-        self._logged_step = -1
+        self._steps, self._seconds = 0, 0.0  # of training, until the clock was last read
+        self._steps_at_log, self._seconds_at_log = 0, 0.0
+        self._logged_step, self._next_line = -1, time.monotonic()
 
     @property
     def tokens_per_second(self) -> float:
@@ -44,7 +43,6 @@ class TrainingLog:
         """Open the progress bar in a terminal."""
         if trainer.is_global_zero and sys.stderr.isatty():
             self._bar = tqdm(total=trainer.max_steps, initial=trainer.global_step, unit="step", dynamic_ncols=True)
-        self._next_line = time.monotonic()
 
     def start_clock(self) -> None:
         """Start the clock if it is stopped."""
@@ -56,17 +54,17 @@ class TrainingLog:
         self._steps += 1
         if self._bar is not None:
             self._bar.update()
-        if module.is_log_due():
-            rate = self._log(trainer, module)
-            factor = learning_rate_factor(trainer.global_step - 1, self._config.optim, self._config.trainer.max_steps)
-            if trainer.logger is not None:
-                metrics = {
-                    "train/loss_nats": self.train_loss,
-                    "train/learning_rate": self._config.optim.learning_rate * factor,
-                    "train/gradient_norm": float(module.gradient_norm),
-                    "train/tokens_per_second": rate,
-                }
-                trainer.logger.log_metrics(metrics, step=trainer.global_step)
+        if not module.is_log_due():
+            return
+        factor = learning_rate_factor(trainer.global_step - 1, self._config.optim, self._config.trainer.max_steps)
+        metrics = {
+            "train/tokens_per_second": self._log(trainer, module),
+            "train/loss_nats": self.train_loss,
+            "train/learning_rate": self._config.optim.learning_rate * factor,
+            "train/gradient_norm": float(module.gradient_norm),
+        }
+        if trainer.logger is not None:
+            trainer.logger.log_metrics(metrics, step=trainer.global_step)
 
     def before_validation(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Stop the clock, after a progress line for this step."""
@@ -78,14 +76,10 @@ class TrainingLog:
     def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:
         """Log the validation."""
         if trainer.logger is not None:
-            names = ("loss_nats", "perplexity", "bits_per_byte")
-            metrics = {f"val/{name}": getattr(evaluation, name) for name in names}
+            metrics = {f"val/{name}": value for name, value in asdict(evaluation).items() if name != "tokens"}
             trainer.logger.log_metrics(metrics, step=trainer.global_step)
         if trainer.is_global_zero:
-            self._print(
-                f"step {trainer.global_step}: validation loss {evaluation.loss_nats:.4f} nats, "
-                f"perplexity {evaluation.perplexity:.2f}, {evaluation.bits_per_byte:.4f} bits per byte"
-            )
+            self._print(f"step {trainer.global_step}: validation {evaluation}")
 
     def close(self) -> None:
         """Close the progress bar."""
@@ -118,7 +112,7 @@ class TrainingLog:
         return steps * self._config.tokens_per_step / max(seconds, 1e-9)
 
     def _print(self, message: str) -> None:
-        if self._bar is not None:
-            self._bar.write(message, file=sys.stderr)
-        else:
+        if self._bar is None:
             log.info(message)
+        else:
+            self._bar.write(message, file=sys.stderr)
