@@ -9,6 +9,7 @@ import pytest
 
 from gpt.training.config import RunConfig
 from gpt.training.config_parser import config_keys, parse_config
+from gpt.training.run_folder import save_config
 
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
 
@@ -51,8 +52,8 @@ def test_flags_rule_over_the_file_and_the_file_over_defaults(yaml_file: Path) ->
 def test_a_saved_config_is_read_back_equal(yaml_file: Path) -> None:
     yaml_file.write_text("")
     config = parse_config(yaml_file, ["--model.num_layers", "2", "--optim.betas", "[0.5,0.6]", "--run_name", "x"])
-    config.save(yaml_file, comment="# a comment")
-    assert parse_config(yaml_file, []) == config
+    save_config(yaml_file.parent, config, ["--a", "line\nbreak"])
+    assert parse_config(yaml_file.parent / "config.yaml", []) == config
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def test_a_finished_run_goes_on_with_more_steps(
     monkeypatch.delenv("RANK")
     # The changed length is remembered: nothing is left to do, without naming it again.
     assert train_tiny(tmp_path, "--resume") == 0
-    assert "has done its 36 steps" in capfd.readouterr().err
+    assert "has completed its 36 steps" in capfd.readouterr().err
 
 
 def test_the_first_step_of_a_longer_run_uses_the_rate_that_is_logged(

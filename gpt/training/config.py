@@ -5,15 +5,12 @@ Imports nothing heavy, so that ``train.py --help`` and a misspelt key are answer
 
 import math
 import re
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-import yaml
-
 from gpt.errors import UserError
-from gpt.files import atomic_write
 from gpt.model.config import GPTConfig
 
 MAX_CAPTURES = 500
@@ -110,12 +107,10 @@ class TrainerConfig:
     sample_tokens: int = 100
 
     @property
-    def max_seconds(self) -> int | None:
+    def max_seconds(self) -> float:
         """``max_time`` in seconds."""
-        if self.max_time is None:
-            return None
-        days, hours, minutes, seconds = map(int, f"0:{self.max_time}".split(":")[-4:])
-        return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        parts = reversed(self.max_time.split(":")) if self.max_time else ["inf"]
+        return sum(float(part) * unit for part, unit in zip(parts, (1, 60, 3600, 86400), strict=False))
 
 
 @dataclass(frozen=True)
@@ -221,11 +216,3 @@ class RunConfig:
     def tokens_per_step(self) -> int:
         """Input tokens per optimizer step, over all processes."""
         return self.data.global_batch_size * self.model.context_length
-
-    def save(self, path: Path, comment: str) -> None:
-        """Write the resolved config as YAML for ``train.py --config``, under a comment line."""
-        content = asdict(self)
-        del content["model"]["vocab_size"]
-        content["optim"]["betas"] = list(self.optim.betas)
-        with atomic_write(path) as file:
-            file.write(f"{comment}\n{yaml.safe_dump(content, sort_keys=False)}".encode())

@@ -1,7 +1,7 @@
 """What makes a training step on a CPU lean: on a CPU fresh memory costs as much as the arithmetic on it.
 
-``reduce_cpu_memory`` is the one way in. It changes no loss and no gradient beyond rounding (tests/test_cpu_memory.py),
-and the model's own modules stay plain. docs/experiments.md has what each part saves.
+``reduce_cpu_memory`` is the entry point. Losses and gradients change by rounding only (tests/test_cpu_memory.py);
+docs/experiments.md has what each part saves.
 
 Shape letters: B batch, T length, E d_model.
 """
@@ -38,9 +38,8 @@ def reduce_cpu_memory(model: GPT, optimizer: torch.optim.Optimizer) -> None:
 def disable_malloc_trim() -> bool:
     """Have malloc keep freed memory for the rest of the process; returns whether this C library (glibc) can.
 
-    A step frees hundreds of megabytes that the next step allocates again. glibc returns each large block to the
-    system, which must clear its pages when it is allocated again: a seventh of a GPT-2-small step. Keeping them costs a
-    tenth more memory.
+    A step frees hundreds of megabytes that the next step allocates again. By default the system gets each large block
+    back, and clears its pages again: a seventh of a GPT-2-small step. Keeping them costs a tenth more memory.
     """
     if platform.libc_ver()[0] != "glibc":
         return False
@@ -49,10 +48,9 @@ def disable_malloc_trim() -> bool:
 
 
 def _allocate_adamw_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate AdamW's averages before the first step rather than in it.
+    """Allocate AdamW's averages before the first step: below its activations on the heap.
 
-    They then lie below the step's activations on the heap, and not in the holes that the first step's activations
-    leave, where they would fragment the memory of every later step: a twentieth of the peak.
+    In the holes that the first step's activations leave, they would fragment every later step: a twentieth of the peak.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if "momentum" not in group else ():  # Muon has no such state

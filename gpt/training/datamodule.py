@@ -27,23 +27,15 @@ class TokenDataModule(L.LightningDataModule):
             TokenWindows(SplitTokens(folder, self.manifest, split), config.model.context_length)
             for split in ("train", "val")
         )
-        if len(self.val_windows) < config.world_size:
-            raise UserError(
-                f"the validation split has {len(self.val_windows)} windows; the run has {config.world_size} processes, "
-                "each of which needs one. Prepare more validation text"
-            )
+        if (count := len(self.val_windows)) < config.world_size:
+            raise UserError(f"the validation split has {count} windows; {config.world_size} processes need one each")
 
     def train_dataloader(self) -> DataLoader[TrainingBatch]:
         """Endless micro-batches of this rank, from the step at which the run stands."""
         assert self.trainer is not None
-        batches = TrainingBatches(
-            self.train_windows,
-            seed=self.config.seed,
-            global_batch_size=self.config.data.global_batch_size,
-            micro_batch_size=self.config.data.micro_batch_size,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
-        )
+        sizes = self.config.data.global_batch_size, self.config.data.micro_batch_size
+        rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        batches = TrainingBatches(self.train_windows, self.config.seed, *sizes, rank, world_size)
         consumed = self.trainer.global_step * batches.accumulation
         return TrainingLoader(batches, consumed, self.config.data.num_workers, _ignore_signals)
 

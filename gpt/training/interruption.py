@@ -51,8 +51,8 @@ class Interruption:
 
     def after_step(self, trainer: L.Trainer, config: RunConfig) -> None:
         """Save and exit if there is a reason and no validation is due."""
-        max_seconds, step = config.trainer.max_seconds, trainer.global_step
-        if max_seconds is not None and time.monotonic() - self._started > max_seconds:
+        step = trainer.global_step
+        if time.monotonic() - self._started > config.trainer.max_seconds:
             self._reason = max(self._reason, _MAX_TIME)
         self._agree(trainer)
         if trainer.should_stop or self._reason == 0:

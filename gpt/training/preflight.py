@@ -106,10 +106,8 @@ def activation_bytes(config: GPTConfig, batch_size: int, on_cpu: bool) -> int:
 def attention_kernel(config: RunConfig, trainer: L.Trainer) -> str:
     """Name of the attention kernel that will run."""
     device = trainer.strategy.root_device.type
-    if device == "cuda" and config.data.document_mask:
-        return "flex"
     if device == "cuda":
         is_flash = trainer.precision == "bf16-mixed" and torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
-        return "flash" if is_flash else "memory-efficient"
+        return "flex" if config.data.document_mask else "flash" if is_flash else "memory-efficient"
     # On a CPU, dropout on attention weights falls back to the kernel that materialises them.
     return "math" if config.model.dropout > 0 or device == "mps" else "flash"

@@ -10,7 +10,10 @@ import tempfile
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import yaml
+
 from gpt.errors import UserError
+from gpt.files import atomic_write
 from gpt.training.config import RunConfig
 from gpt.training.config_parser import flat, parse_config
 
@@ -41,11 +44,9 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
     """
     parent = Path(config.checkpoints_dir)
     if not is_first_process():
-        if _RUN_DIR_VARIABLE in os.environ:
-            return Path(os.environ[_RUN_DIR_VARIABLE])
-        if config.run_name is None:
+        if config.run_name is None and _RUN_DIR_VARIABLE not in os.environ:
             raise UserError("processes started by torchrun or SLURM cannot agree on a default name; give --run_name")
-        return parent / config.run_name
+        return Path(os.environ.get(_RUN_DIR_VARIABLE, parent / str(config.run_name)))
     names = itertools.chain([default_name], (f"{default_name}-{number}" for number in itertools.count(2)))
     run_dir = parent / (config.run_name or next(name for name in names if not (parent / name).exists()))
     if run_dir.exists():
@@ -125,19 +126,21 @@ def make_run_dir(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
 
 
 def save_config(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
-    """Write the resolved config of a run, with its flags in the first line."""
-    config.save(run_dir / CONFIG_NAME, comment=_STARTED_WITH + json.dumps(flags))
+    """Write the resolved config of a run as YAML for ``train.py --config``, with its flags in the first line."""
+    content = asdict(config)
+    del content["model"]["vocab_size"]  # it comes with the data
+    content["optim"]["betas"] = list(config.optim.betas)
+    with atomic_write(run_dir / CONFIG_NAME) as file:
+        file.write(f"{_STARTED_WITH}{json.dumps(flags)}\n{yaml.safe_dump(content, sort_keys=False)}".encode())
 
 
 def _latest(parent: Path, run_name: str | None, default_name: str) -> Path:
     """The run with this name, or the highest numbered one with the default name."""
     if run_name is not None:
         return parent / run_name
-    numbers = {1: parent / default_name}
-    for path in parent.iterdir() if parent.is_dir() else ():
-        if match := re.fullmatch(re.escape(default_name) + r"-(\d+)", path.name):
-            numbers[int(match[1])] = path
-    return numbers[max(numbers)]
+    name = re.compile(rf"{re.escape(default_name)}-(\d+)")
+    numbered = {int(match[1]): path for path in parent.glob("*") if (match := name.fullmatch(path.name))}
+    return numbered[max(numbered)] if numbered else parent / default_name
 
 
 def _started_with(config_file: Path) -> list[str] | None:
