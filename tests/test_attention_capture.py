@@ -1,8 +1,7 @@
-"""Watching while training: what lies in the event file, when, and that the training does not notice."""
+"""Attention captures of a training run: their content, their steps, and that they do not change the training."""
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,8 @@ from gpt.attention_maps.probes import Probe
 from gpt.checkpoint import load_model
 from gpt.training.attention_capture import capture_steps, image_steps
 from tests.attention_events import read_captures
-from tests.test_resume import _at as at_step
-from tests.test_run import events, same_weights, scalars
+from tests.runs import TrainTiny, at_step, events, same_weights, scalars
 
-TrainTiny = Callable[..., int]
 STEPS = [0, 2, 8, 30]  # of the tiny config: 4 captures in 30 steps
 
 
@@ -33,12 +30,12 @@ STEPS = [0, 2, 8, 30]  # of the tiny config: 4 captures in 30 steps
         (16, 8, [0, 1, 2, 4, 5, 8, 11, 16]),
     ],
 )
-def test_capture_steps(max_steps: int, captures: int, expected: list[int]) -> None:
+def test_capture_steps_start_at_0_and_include_the_last_step(max_steps: int, captures: int, expected: list[int]) -> None:
     assert sorted(capture_steps(max_steps, captures)) == expected
 
 
 @pytest.mark.parametrize("max_steps", [720, 2000, 19_000, 600_000])
-def test_captures_are_dense_at_first_and_then_even(max_steps: int) -> None:
+def test_capture_steps_are_dense_at_first_and_then_evenly_spaced(max_steps: int) -> None:
     steps = sorted(capture_steps(max_steps, 200))
     assert {0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, max_steps} <= set(steps)
     assert 195 <= len(steps) <= 200
@@ -48,7 +45,7 @@ def test_captures_are_dense_at_first_and_then_even(max_steps: int) -> None:
     assert image_steps(max_steps) <= set(steps)
 
 
-def test_both_probes_are_scored_at_every_capture(tiny_run: Path) -> None:
+def test_every_capture_scores_both_probes(tiny_run: Path) -> None:
     captures = read_captures(tiny_run)
     by_probe = {written[0].series["probe"]: written for written in captures.values()}
     assert set(by_probe) == {"text", "random"}
@@ -56,32 +53,32 @@ def test_both_probes_are_scored_at_every_capture(tiny_run: Path) -> None:
         assert [capture.step for capture in written] == STEPS
         assert all(np.shape(values) == (2, 2) for capture in written for values in capture.scores.values())
     assert [len(capture.layers) for capture in by_probe["text"]] == [2, 2, 2, 2]
-    assert [len(capture.layers) for capture in by_probe["random"]] == [0, 0, 0, 2]  # its maps at the last step only
+    assert [len(capture.layers) for capture in by_probe["random"]] == [0, 0, 0, 2]  # maps at the last step only
     assert by_probe["text"][0].series["labels"][:4] == ["<start>", "t", "h", "e"]
     assert len(by_probe["random"][0].series["labels"]) == 31  # 1 + 2 * ((32 - 1) // 2)
 
 
-def test_the_last_capture_is_that_of_the_final_weights(tiny_run: Path) -> None:
+def test_the_last_capture_uses_the_final_weights(tiny_run: Path) -> None:
     model, tokenizer = load_model(tiny_run / "last.ckpt")
     for written in read_captures(tiny_run).values():
         last = written[-1]
         if last.series["probe"] == "text":
             ids = [tokenizer.eot_id, *tokenizer.encode("the cat sat on the mat")]
         else:
-            back = {"·": " ", "⏎": "\n"}
-            ids = [tokenizer.eot_id, *(ord(back.get(label, label)) for label in last.series["labels"][1:])]
+            characters = {"·": " ", "⏎": "\n"}
+            ids = [tokenizer.eot_id, *(ord(characters.get(label, label)) for label in last.series["labels"][1:])]
         maps = attention_maps(model, torch.tensor([ids]))[:, 0]
         for layer, blob in enumerate(last.layers):
             assert np.abs(unpack_layer(blob, 2) - maps[layer].numpy()).max() < 0.004
         repeats = last.series["probe"] == "random"
         probe = Probe("", tuple(ids), ("",) * len(ids), ("",) * len(ids), repeats=repeats)
-        fresh = head_metrics(Attention(maps, torch.zeros(2, 2)), probe)
-        for name, values in fresh.items():
+        expected = head_metrics(Attention(maps, torch.zeros(2, 2)), probe)
+        for name, values in expected.items():
             if name != "max_logit":
                 np.testing.assert_allclose(last.scores[name], values.numpy(), atol=6e-5, err_msg=name)
 
 
-def test_summaries_are_few_and_follow_from_the_scores(tiny_run: Path) -> None:
+def test_summary_scalars_are_few_and_agree_with_the_scores(tiny_run: Path) -> None:
     board = events(tiny_run)
     tags = [tag for tag in board.Tags()["scalars"] if tag.startswith("heads/")]
     assert 8 <= len(tags) <= 16
@@ -93,7 +90,7 @@ def test_summaries_are_few_and_follow_from_the_scores(tiny_run: Path) -> None:
         assert induction[capture.step] == pytest.approx(np.max(capture.scores["induction"]), abs=6e-5)
 
 
-def test_a_stock_tensorboard_gets_pictures(tiny_run: Path) -> None:
+def test_images_for_a_tensorboard_without_the_plugin_are_written(tiny_run: Path) -> None:
     for tag in ("attention/all_heads", "attention/scores"):
         images = events(tiny_run).Images(tag)
         assert [image.step for image in images] == STEPS
@@ -105,7 +102,7 @@ def test_a_stock_tensorboard_gets_pictures(tiny_run: Path) -> None:
     [["--attention_maps.probe_text", "a dog ran"], ["--attention_maps.captures", "3"]],
     ids=["text", "captures"],
 )
-def test_what_is_watched_has_an_effect_on_what_is_shown_alone(
+def test_options_of_attention_maps_change_captures_and_not_the_training(
     flags: list[str], train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
 ) -> None:
     assert train_tiny(tmp_path, *flags) == 0
@@ -118,14 +115,8 @@ def test_what_is_watched_has_an_effect_on_what_is_shown_alone(
     assert first != second
 
 
-def test_a_run_without_maps_has_the_same_losses(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
-    assert train_tiny(tmp_path, "--attention_maps.enabled", "false") == 0
-    assert not read_captures(tmp_path / "tiny")
-    assert scalars(tmp_path / "tiny", "train/loss_nats") == scalars(tiny_run, "train/loss_nats")
-
-
-def test_a_run_that_ends_early_is_captured_where_it_ends_and_goes_on_where_it_resumes(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_ends_early_is_captured_at_its_end_and_after_a_resume(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
 ) -> None:
     assert train_tiny(tmp_path, "--trainer.max_time", "00:00:00") == 0
     stopped = read_captures(tmp_path / "tiny")
@@ -139,8 +130,8 @@ def test_a_run_that_ends_early_is_captured_where_it_ends_and_goes_on_where_it_re
         assert {capture.step for capture in written} == {*STEPS, *ends}
 
 
-@pytest.mark.parametrize("step", [7, 8])  # the second is one that is captured anyway
-def test_a_run_that_is_terminated_is_captured_where_it_ends(
+@pytest.mark.parametrize("step", [7, 8])  # step 8 is a capture step
+def test_a_terminated_run_is_captured_at_its_last_step(
     step: int, train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     at_step(step, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
@@ -151,7 +142,7 @@ def test_a_run_that_is_terminated_is_captured_where_it_ends(
         assert [capture.step for capture in written] == [0, 2, step]
 
 
-def test_another_text_may_be_watched_from_a_resume_on(train_tiny: TrainTiny, tmp_path: Path) -> None:
+def test_a_resumed_run_may_capture_another_text(train_tiny: TrainTiny, tmp_path: Path) -> None:
     assert train_tiny(tmp_path, "--trainer.max_steps", "10", "--optim.schedule", "constant") == 0
     flags = ["--resume", "--trainer.max_steps", "20", "--attention_maps.probe_text", "a dog"]
     assert train_tiny(tmp_path, *flags) == 0
@@ -159,21 +150,21 @@ def test_another_text_may_be_watched_from_a_resume_on(train_tiny: TrainTiny, tmp
     assert sorted("".join(w[0].series["labels"][1:]) for w in texts) == ["a·dog", "the·cat·sat·on·the·mat"]
 
 
-def test_a_context_too_small_for_random_tokens_has_the_text_alone(train_tiny: TrainTiny, tmp_path: Path) -> None:
+def test_a_context_too_small_for_random_tokens_captures_only_the_text(train_tiny: TrainTiny, tmp_path: Path) -> None:
     flags = ["--model.context_length", "4", "--trainer.sample_tokens", "0"]
     assert train_tiny(tmp_path, *flags) == 0
     (written,) = read_captures(tmp_path / "tiny").values()
     assert written[0].series["labels"] == ["<start>", "t", "h", "e"]
 
 
-def test_a_diverged_model_is_still_written(tmp_path: Path) -> None:
+def test_scores_of_a_diverged_model_are_written_as_null(tmp_path: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
     from gpt.attention_maps.writer import Capture, write_captures
 
-    nothing = torch.full((1, 1, 3, 3), torch.nan)
+    maps, max_logits = torch.full((1, 1, 3, 3), torch.nan), torch.full((1, 1), torch.nan)
     probe = Probe("text", (0, 1, 2), ("a", "b", "c"), ("", "", ""))
     with SummaryWriter(str(tmp_path)) as board:
-        write_captures(board, 1, [Capture(probe, Attention(nothing, torch.full((1, 1), torch.nan)))], pictures=True)
+        write_captures(board, 1, [Capture(probe, Attention(maps, max_logits))], pictures=True)
     ((written,),) = read_captures(tmp_path).values()
     assert written.scores["sink"] == [[None]]
