@@ -28,6 +28,16 @@ def _crash() -> None:
     raise CrashError
 
 
+def _images_and_texts(run_dir: Path) -> list[list[tuple[int, bytes]]]:
+    board = events(run_dir)
+    images = [board.Images(tag) for tag in ("attention/all_heads", "attention/scores")]
+    texts = board.Tensors("sample/text_summary")
+    return [
+        *([(event.step, event.encoded_image_string) for event in written] for written in images),
+        [(event.step, event.tensor_proto.string_val[0]) for event in texts],
+    ]
+
+
 # Saves are at 5, 10, 12 (validated), 15, 20, 24 (validated), 25, 30; dropout and gradient accumulation are on.
 @pytest.mark.parametrize(
     "step,hook",
@@ -42,6 +52,7 @@ def test_a_run_resumed_after_a_crash_is_bit_equal(
         train_tiny(tmp_path)
     assert train_tiny(tmp_path, "--resume") == 0
     assert run_differences(tmp_path / "tiny", tiny_run) == []
+    assert _images_and_texts(tmp_path / "tiny") == _images_and_texts(tiny_run)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
@@ -49,30 +60,13 @@ def test_a_run_resumed_after_several_crashes_with_loader_workers_and_muon_is_bit
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--optim.name", "muon", "--optim.schedule", "wsd"]
-    assert train_tiny(tmp_path / "whole", *flags) == 0
+    assert train_tiny(tmp_path / "uninterrupted", *flags) == 0
     for number, step in enumerate((8, 14, 17, 27)):
         with monkeypatch.context() as patch, pytest.raises(CrashError):
             at_step(step, _crash, patch)
-            train_tiny(tmp_path / "cut", *flags, "--data.num_workers", "2", *(["--resume"] if number else []))
-    assert train_tiny(tmp_path / "cut", "--resume") == 0  # the flags of the first start are saved
-    assert run_differences(tmp_path / "cut" / "tiny", tmp_path / "whole" / "tiny") == []
-
-
-def test_images_and_texts_of_a_resumed_run_equal_those_of_an_uninterrupted_run(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(CrashError):
-        at_step(14, _crash, patch)
-        train_tiny(tmp_path)
-    assert train_tiny(tmp_path, "--resume") == 0
-    whole, cut = events(tiny_run), events(tmp_path / "tiny")
-    for tag in ("attention/all_heads", "attention/scores"):
-        images = [[(image.step, image.encoded_image_string) for image in run.Images(tag)] for run in (whole, cut)]
-        assert images[0] == images[1]
-    texts = [
-        [(e.step, e.tensor_proto.string_val[0]) for e in run.Tensors("sample/text_summary")] for run in (whole, cut)
-    ]
-    assert texts[0] == texts[1]
+            train_tiny(tmp_path / "resumed", *flags, "--data.num_workers", "2", *(["--resume"] if number else []))
+    assert train_tiny(tmp_path / "resumed", "--resume") == 0  # the flags of the first start are saved
+    assert run_differences(tmp_path / "resumed" / "tiny", tmp_path / "uninterrupted" / "tiny") == []
 
 
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -114,22 +108,24 @@ def test_max_time_ends_a_run_with_a_validation_and_a_checkpoint(
 def test_a_run_resumed_with_another_micro_batch_size_reads_the_same_data(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train_tiny(tmp_path / "whole", "--model.dropout", "0") == 0
+    assert train_tiny(tmp_path / "uninterrupted", "--model.dropout", "0") == 0
     with monkeypatch.context() as patch, pytest.raises(CrashError):
         at_step(14, _crash, patch)
-        train_tiny(tmp_path / "cut", "--model.dropout", "0")
-    assert train_tiny(tmp_path / "cut", "--resume", "--data.micro_batch_size", "1") == 0
+        train_tiny(tmp_path / "resumed", "--model.dropout", "0")
+    assert train_tiny(tmp_path / "resumed", "--resume", "--data.micro_batch_size", "1") == 0
     for tag in TAGS:
-        whole, cut = scalars(tmp_path / "whole" / "tiny", tag), scalars(tmp_path / "cut" / "tiny", tag)
-        assert cut == pytest.approx(whole, rel=1e-3), tag
-        assert list(cut) == list(whole)
+        uninterrupted, resumed = (scalars(tmp_path / name / "tiny", tag) for name in ("uninterrupted", "resumed"))
+        assert resumed == pytest.approx(uninterrupted, rel=1e-3), tag
+        assert list(resumed) == list(uninterrupted)
 
 
 def test_a_completed_run_is_resumed_only_for_more_steps(
     train_tiny: TrainTiny, tiny_run: Path, tiny_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    assert train_tiny(tmp_path, "--resume", "--json") == 0  # so that a loop of restarts ends
+    assert (
+        train_tiny(tmp_path, "--resume", "--json") == 0
+    )  # exit status 0, so that a loop that restarts on failure ends
     captured = capfd.readouterr()
     assert "has completed its 30 steps; a larger --trainer.max_steps continues it" in captured.err
     result = json.loads(captured.out)
@@ -139,7 +135,7 @@ def test_a_completed_run_is_resumed_only_for_more_steps(
     assert "trainer.max_steps: 36 instead of 30 from now on" in capfd.readouterr().err
     assert list(scalars(tmp_path / "tiny", "train/loss_nats")) == list(range(1, 37))
     rates = scalars(tmp_path / "tiny", "train/learning_rate")
-    progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the rate of the longer schedule
+    progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the learning rate of the longer schedule
     assert rates[31] == pytest.approx(3e-4 + 0.5 * (1 + math.cos(math.pi * progress)) * 2.7e-3)
     # Of several ranks, only rank 0 prints.
     monkeypatch.setenv("RANK", "1")
@@ -148,7 +144,7 @@ def test_a_completed_run_is_resumed_only_for_more_steps(
     monkeypatch.delenv("RANK")
     # The new max_steps is saved, so that the run is complete without the flag.
     assert train_tiny(tmp_path, "--resume") == 0
-    assert "has done its 36 steps" in capfd.readouterr().err
+    assert "has completed its 36 steps" in capfd.readouterr().err
 
 
 def test_the_first_step_of_an_extended_run_uses_the_logged_learning_rate(
@@ -234,15 +230,15 @@ def test_the_number_of_a_run_follows_the_complete_stem(tmp_path: Path) -> None:
     for name in ("wiki-103", "wiki-103-2", "wiki-103-10", "wiki", "wiki-9"):
         (tmp_path / name).mkdir()
     assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
-    (tmp_path / "wiki-103").rmdir()  # a gap does not hide what follows
+    (tmp_path / "wiki-103").rmdir()  # a gap in the numbers
     assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
     assert _latest(tmp_path, "wiki", "wiki-103").name == "wiki"
     assert _latest(tmp_path, None, "new").name == "new"
 
 
 def test_flags_with_line_breaks_are_saved(train_tiny: TrainTiny, tmp_path: Path) -> None:
-    odd = ["--attention_maps.probe_text", "one\ntwo 'three\nseed: 5"]
-    assert train_tiny(tmp_path, *odd, "--trainer.max_steps", "3") == 0
+    flags = ["--attention_maps.probe_text", "one\ntwo 'three\nseed: 5"]
+    assert train_tiny(tmp_path, *flags, "--trainer.max_steps", "3") == 0
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "4") == 0
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 4
 
@@ -334,10 +330,10 @@ def test_a_resumed_run_of_two_processes_is_bit_equal(
 ) -> None:
     command = train_command(tmp_path, "--trainer.devices", "2", "--trainer.strategy", "ddp", "--resume")
     command += ["--trainer.max_steps", "400", "--trainer.validate_every_steps", "100", "--data.num_workers", "1"]
-    whole = subprocess.run([*command, "--run_name", "whole"], capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
-    cut = [*command, "--run_name", "cut"]
-    started = _start_and_wait_for("step 100: validation", cut)
+    uninterrupted = subprocess.run([*command, "--run_name", "uninterrupted"], capture_output=True, text=True)
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    resumed = [*command, "--run_name", "resumed"]
+    started = _start_and_wait_for("step 100: validation", resumed)
     time.sleep(0.5)
     if status is None:
         os.killpg(started.pid, number)
@@ -345,10 +341,10 @@ def test_a_resumed_run_of_two_processes_is_bit_equal(
     else:
         started.send_signal(number)  # to rank 0 only, which tells the others
         assert started.wait(timeout=60) == status
-    assert 100 <= read_checkpoint(tmp_path / "cut" / "last.ckpt")["global_step"] < 400
-    finished = subprocess.run(cut, capture_output=True, text=True)
+    assert 100 <= read_checkpoint(tmp_path / "resumed" / "last.ckpt")["global_step"] < 400
+    finished = subprocess.run(resumed, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    assert run_differences(tmp_path / "cut", tmp_path / "whole") == []
+    assert run_differences(tmp_path / "resumed", tmp_path / "uninterrupted") == []
 
 
 @pytest.mark.parametrize(
