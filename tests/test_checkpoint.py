@@ -7,7 +7,7 @@ import torch
 
 from gpt.checkpoint import find_checkpoint, load_model, read_checkpoint
 from gpt.model.transformer import GPT
-from tests.runs import HostilePickle
+from tests.runs import HostilePickle, same_tensors
 
 
 def test_the_checkpoint_of_a_run_folder_is_best_ckpt_else_last_ckpt(tiny_run: Path, tmp_path: Path) -> None:
@@ -47,9 +47,7 @@ def test_a_loaded_model_has_the_weights_of_the_file_and_is_in_eval_mode(tiny_run
     assert not model.training
     assert tokenizer.name == "bytes"
     weights = torch.load(tiny_run / "best.ckpt", weights_only=True)["state_dict"]
-    assert {f"model.{name}" for name in model.state_dict()} == set(weights)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, weights[f"model.{name}"])
+    assert same_tensors({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, weights)
     assert model(torch.tensor([[256, 1, 2]])).shape == (1, 3, 257)
 
 

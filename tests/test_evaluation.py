@@ -15,11 +15,14 @@ from scripts import evaluate as script
 from tests.runs import is_one_line_error
 
 
+def _validation(data: Path) -> tuple[SplitTokens, TokenWindows]:
+    tokens = SplitTokens(data, Manifest.load(data), "val")
+    return tokens, TokenWindows(tokens, 32)
+
+
 def test_every_token_has_the_same_weight_for_any_batch_size(tiny_run: Path, tiny_data: Path) -> None:
     model, _ = load_model(tiny_run)
-    manifest = Manifest.load(tiny_data)
-    tokens = SplitTokens(tiny_data, manifest, "val")
-    windows = TokenWindows(tokens, 32)
+    tokens, windows = _validation(tiny_data)
     assert windows.num_targets(len(windows) - 1) < 32  # the last window is incomplete
     total, count = 0.0, 0
     for start in range(0, len(tokens) - 1, 32):  # by brute force, window by window, in float64
@@ -39,9 +42,8 @@ def test_every_token_has_the_same_weight_for_any_batch_size(tiny_run: Path, tiny
 def test_mode_and_random_state_are_restored(tiny_run: Path, tiny_data: Path) -> None:
     model, _ = load_model(tiny_run)
     model.train()
-    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
-    window = TokenWindows(tokens, 32)[0]
-    batch = {name: tensor[None] for name, tensor in window.items()}
+    _, windows = _validation(tiny_data)
+    batch = {name: tensor[None] for name, tensor in windows[0].items()}
     state = torch.get_rng_state()
     assert evaluate(model, [batch], 32) == evaluate(model, [batch], 32)  # dropout is off
     assert torch.equal(torch.get_rng_state(), state)
@@ -52,14 +54,14 @@ def test_a_packed_model_is_evaluated_with_its_own_lm_head(tiny_run: Path, tiny_d
     plain, _ = load_model(tiny_run)
     model = PackedGPT(plain)
     model.logits = PackedLinear(2 * plain.lm_head_weight, None)  # differs from that of the plain model
-    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
+    tokens, windows = _validation(tiny_data)
     ids = torch.from_numpy(tokens.read(0, len(tokens)))
     with torch.no_grad():
         losses = [
             F.cross_entropy(model(x[None])[0].double(), y, reduction="sum").item()
             for x, y in zip(ids[:-1].split(32), ids[1:].split(32), strict=True)
         ]
-    batches = torch.utils.data.DataLoader(TokenWindows(tokens, 32), batch_size=5)
+    batches = torch.utils.data.DataLoader(windows, batch_size=5)
     result = evaluate(model, batches, tokens.info.utf8_bytes)
     assert result.loss_nats == pytest.approx(sum(losses) / (len(ids) - 1), rel=1e-6)
 
@@ -103,7 +105,7 @@ def test_overlap_gives_context_and_counts_every_token_once(
     assert len({result["tokens"] for result in results}) == 1
     # By brute force: each token is predicted from up to 32 tokens before it.
     model, _ = load_model(tiny_run)
-    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
+    tokens, _ = _validation(tiny_data)
     ids = torch.from_numpy(tokens.read(0, len(tokens)))
     with torch.no_grad():
         losses = [

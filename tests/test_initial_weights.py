@@ -63,7 +63,7 @@ def test_weights_of_another_shape_are_refused_with_the_flags_to_give(
 
 
 def test_weights_of_another_tokenizer_are_refused(
-    tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train_tiny: TrainTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gpt.model.config import GPTConfig
     from gpt.model.transformer import GPT

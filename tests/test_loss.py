@@ -31,10 +31,8 @@ def test_loss_and_gradients_equal_cross_entropy_for_any_chunk_size(
     theirs = _plain(hidden.double(), weight.double(), targets)
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
     scale = 0.37  # the backward pass must use the incoming gradient
-    ours_grads = torch.autograd.grad(ours * scale, (hidden, weight))
-    theirs_grads = torch.autograd.grad(theirs * scale, (hidden, weight))
-    for got, expected in zip(ours_grads, theirs_grads, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    gradients = [torch.autograd.grad(value * scale, (hidden, weight)) for value in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
 def test_the_loss_without_gradients_has_the_same_value() -> None:
@@ -90,9 +88,8 @@ def test_the_cuda_loss_equals_the_plain_loss_and_gradients(
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
     tokens = {1: 1, 7 * 128: 1, 10**9: 30}[chunk_logits]  # uncompiled: a power of two, a quarter of the logits
     assert shapes == [(tokens, 16), (128, 16)] * (30 // tokens)
-    grads = [torch.autograd.grad(value * 0.37, (hidden, weight)) for value in (ours, theirs)]
-    for got, expected in zip(*grads, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    gradients = [torch.autograd.grad(value * 0.37, (hidden, weight)) for value in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", [next_token_loss, _padded])
@@ -121,9 +118,7 @@ def test_the_cuda_loss_compiles_to_one_graph() -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(values[1], values[0])
-    grads = [torch.autograd.grad(value, (hidden, weight)) for value in values]
-    for got, expected in zip(*grads, strict=True):
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(value, (hidden, weight)) for value in values))
 
 
 def test_only_cuda_pads_the_lm_head(monkeypatch: pytest.MonkeyPatch) -> None:

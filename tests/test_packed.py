@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.kv_cache import KVCache
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
+from tests.runs import same_tensors
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3, 2), (64,), (65,), (2, 50), (1, 1)])
@@ -160,10 +163,10 @@ def test_int8_text_does_not_depend_on_the_batch() -> None:
 
 def test_packing_does_not_modify_the_model_which_can_be_trained_further() -> None:
     model = GPT(GPTConfig(vocab_size=257, context_length=8, d_model=8, num_layers=1, num_heads=2, dropout=0.0))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     packed, ids = PackedGPT(model), torch.arange(8)[None]
     expected = packed(ids).clone()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert same_tensors(model.state_dict(), before)
     assert model.training
     model(ids).square().sum().backward()
     with torch.no_grad():

@@ -68,9 +68,7 @@ def test_a_questionable_option_is_a_warning(
     assert warning in capfd.readouterr().err
 
 
-def test_fewer_than_100_epochs_are_not_a_warning(
-    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_97_epochs_are_not_a_warning(train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train_tiny(tmp_path, "--check", "--trainer.max_steps", "2500") == 0
     assert "the run has" not in capfd.readouterr().err
 

@@ -213,9 +213,7 @@ def test_resume_without_a_run_starts_one_and_reports_it(
     assert (tmp_path / "tiny" / "last.ckpt").exists()
 
 
-def test_resume_continues_the_latest_of_numbered_runs(
-    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_continues_the_latest_of_numbered_runs(train_tiny: TrainTiny, tmp_path: Path) -> None:
     for _ in range(2):
         assert train_tiny(tmp_path, "--trainer.max_steps", "3") == 0
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "5") == 0

@@ -172,9 +172,7 @@ def test_options_of_muon_and_wsd_change_the_weights(
     assert not same_weights(tmp_path / values[0] / "tiny", tmp_path / values[1] / "tiny")
 
 
-def test_a_compiled_run_has_the_same_keys_and_nearly_the_same_losses(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
-) -> None:
+def test_a_compiled_run_has_the_same_keys_and_nearly_the_same_losses(train_tiny: TrainTiny, tmp_path: Path) -> None:
     flags = ["--model.dropout", "0", "--trainer.max_steps", "3"]
     assert train_tiny(tmp_path / "eager", *flags) == 0
     assert train_tiny(tmp_path / "compiled", *flags, "--trainer.compile", "true") == 0

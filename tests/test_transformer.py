@@ -14,15 +14,16 @@ TINY = GPTConfig(vocab_size=97, context_length=24, d_model=32, num_layers=3, num
 
 
 @pytest.mark.parametrize(
-    "name,shape,parameters",
+    "shape,parameters",
     [
-        ("small", {}, 124_439_808),
-        ("medium", {"d_model": 1024, "num_layers": 24, "num_heads": 16}, 354_823_168),
-        ("large", {"d_model": 1280, "num_layers": 36, "num_heads": 20}, 774_030_080),
-        ("xl", {"d_model": 1600, "num_layers": 48, "num_heads": 25}, 1_557_611_200),
+        ({}, 124_439_808),
+        ({"d_model": 1024, "num_layers": 24, "num_heads": 16}, 354_823_168),
+        ({"d_model": 1280, "num_layers": 36, "num_heads": 20}, 774_030_080),
+        ({"d_model": 1600, "num_layers": 48, "num_heads": 25}, 1_557_611_200),
     ],
+    ids=["small", "medium", "large", "xl"],
 )
-def test_the_four_sizes_have_the_parameter_counts_of_gpt2(name: str, shape: dict[str, int], parameters: int) -> None:
+def test_the_four_sizes_have_the_parameter_counts_of_gpt2(shape: dict[str, int], parameters: int) -> None:
     with torch.device("meta"):  # shapes without memory
         assert GPT(GPTConfig(**shape)).num_parameters == parameters
 
