@@ -1,42 +1,43 @@
-"""What every test shares: which marked tests can run here, and a tiny run, from text to checkpoint."""
+"""Shared by all tests: skipping of marked tests that cannot run here, and fixtures of a tiny training run."""
 
 import os
 import shutil
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-# Set before torch is imported anywhere. One thread: tiny tensors gain nothing from more, and on a busy machine
-# threads that wait for each other are many times slower.
+# Set before torch is imported. Tiny tensors gain nothing from more threads, and on a busy machine waiting for them is
+# many times slower.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# No test may reach for the Hub.
+# Tests run offline.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip, with the reason, what needs a GPU, a network or a browser that is not there."""
-    lacking = {}
+    """Skip tests marked gpu, network or browser where that is missing, with the reason."""
+    missing = {}
     marks = {mark.name for item in items for mark in item.iter_markers()}
     if "gpu" in marks:
         import torch
 
         if not torch.cuda.is_available():
-            lacking["gpu"] = "needs a CUDA GPU"
+            missing["gpu"] = "needs a CUDA GPU"
     if "network" in marks and not _reaches_network():
-        lacking["network"] = "needs the internet"
+        missing["network"] = "needs the internet"
     if "browser" in marks and chromium() is None:
-        lacking["browser"] = "needs Chromium (Debian: apt-get install chromium)"
+        missing["browser"] = "needs Chromium (Debian: apt-get install chromium)"
     for item in items:
-        for name, reason in lacking.items():
+        for name, reason in missing.items():
             if item.get_closest_marker(name):
                 item.add_marker(pytest.mark.skip(reason=reason))
 
 
 def chromium() -> str | None:
-    """Where the browser is."""
+    """The path of the browser, or None."""
     return shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -58,16 +59,20 @@ attention_maps: {probe_text: "the cat sat on the mat", captures: 4}
 """
 
 
-@pytest.fixture(scope="session")
-def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A prepared folder of about 3,500 bytes of text, tokenizer bytes."""
+def prepare_tiny_data(folder: Path) -> Path:
+    """Prepare about 3,500 bytes of text with tokenizer bytes; returns the folder of the data."""
     from scripts import prepare_data
 
-    folder = tmp_path_factory.mktemp("tiny")
     text = "\n".join(f"{number} bottles of beer on the wall, take one down" for number in range(80))
     (folder / "song.txt").write_text(text)
     assert prepare_data.main([str(folder / "song.txt"), "--output", str(folder / "data"), "--tokenizer", "bytes"]) == 0
     return folder / "data"
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of prepared data."""
+    return prepare_tiny_data(tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -79,15 +84,29 @@ def tiny_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def train_tiny(tiny_data: Path, tiny_config: Path) -> Callable[..., int]:
-    """Call train.py's main in process: ``train_tiny(checkpoints_dir, *flags)`` gives its exit status."""
+def train_arguments(tiny_data: Path, tiny_config: Path) -> Callable[..., list[str]]:
+    """Build the arguments of train.py for ``train_arguments(checkpoints_dir, *flags)``."""
+
+    def build(checkpoints_dir: Path, *flags: str) -> list[str]:
+        folders = ["--checkpoints_dir", str(checkpoints_dir), "--data.path", str(tiny_data)]
+        return ["--config", str(tiny_config), *folders, *flags]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def train_command(train_arguments: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Build the command that runs train.py in a process, with the same parameters."""
+    script = str(Path(__file__).parent.parent / "scripts" / "train.py")
+    return lambda checkpoints_dir, *flags: [sys.executable, script, *train_arguments(checkpoints_dir, *flags)]
+
+
+@pytest.fixture(scope="session")
+def train_tiny(train_arguments: Callable[..., list[str]]) -> Callable[..., int]:
+    """Call train.py's main in process, with the same parameters; returns its exit status."""
     from scripts import train
 
-    def call(checkpoints_dir: Path, *flags: str) -> int:
-        where = ["--checkpoints_dir", str(checkpoints_dir), "--data.path", str(tiny_data)]
-        return train.main(["--config", str(tiny_config), *where, *flags])
-
-    return call
+    return lambda checkpoints_dir, *flags: train.main(train_arguments(checkpoints_dir, *flags))
 
 
 @pytest.fixture(scope="session")
@@ -96,3 +115,9 @@ def tiny_run(train_tiny: Callable[..., int], tmp_path_factory: pytest.TempPathFa
     folder = tmp_path_factory.mktemp("checkpoints")
     assert train_tiny(folder) == 0
     return folder / "tiny"
+
+
+@pytest.fixture
+def tiny_copy(tiny_run: Path, tmp_path: Path) -> Path:
+    """A copy of the finished run, as ``tmp_path / "tiny"``."""
+    return shutil.copytree(tiny_run, tmp_path / "tiny")

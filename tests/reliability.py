@@ -1,11 +1,12 @@
-"""What a run survives, as a table: python -m tests.reliability [--kills 100] [--torn 20] [--soak 20000].
+"""Measure what a run survives: python -m tests.reliability [--kills 100] [--torn 20] [--soak 20000].
 
-Each run is a child forked from this process once lightning is imported, so that a kill can fall anywhere in a run and
-not mostly into seconds of imports. docs/reliability.md has the table of the last whole go; the suite runs a seeded
-handful of the kills (tests/test_resume.py).
+Each run is a child process forked after lightning is imported, so that a kill falls into the run and not into seconds
+of imports. docs/reliability.md has the table of the last complete measurement; the test suite has a few seeded kills
+(tests/test_resume.py).
 """
 
 import argparse
+import contextlib
 import logging
 import os
 import random
@@ -18,29 +19,29 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import contextlib
-
-import torch
-
-import gpt.training.run  # noqa: F401  (imported here, before any fork)
+import gpt.training.run  # noqa: F401  (imported before any fork)
 from gpt.checkpoint import read_checkpoint
-from scripts import prepare_data, train
-from tests.conftest import TINY_CONFIG
-from tests.test_run import scalars
+from scripts import train
+from tests.conftest import TINY_CONFIG, prepare_tiny_data
+from tests.runs import run_differences
 
-TAGS = ("train/loss_nats", "train/learning_rate", "train/gradient_norm", "val/loss_nats")
 logging.getLogger("tensorboard").setLevel(logging.ERROR)
 
 
+def arguments_of(folder: Path, config: Path) -> list[str]:
+    """The config and the data as arguments of train.py."""
+    return ["--config", str(config), "--data.path", str(folder / "data")]
+
+
 def start(arguments: list[str]) -> int:
-    """Fork a training run in a session of its own; returns its process id."""
+    """Fork a training run into a new process group; returns its process id."""
     pid = os.fork()
     if pid:
         return pid
     os.setsid()
-    silence = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(silence, 1)
-    os.dup2(silence, 2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.dup2(null, 2)
     try:
         status = train.main(arguments)
     except SystemExit as exit_:
@@ -51,59 +52,46 @@ def start(arguments: list[str]) -> int:
 
 
 def wait(pid: int) -> int:
-    """Its exit status, negative for a signal."""
+    """Wait for a process; returns its exit status, negative for a signal."""
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def kill(pid: int) -> bool:
-    """Kill -9 it and its loader workers; False if it had ended by itself."""
+    """Kill -9 a process and its loader workers; False if it had already exited."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     return wait(pid) == -signal.SIGKILL
 
 
-def same(first: Path, second: Path) -> bool:
-    """Whether two finished runs have the same weights, optimizer state, curves and best checkpoint, bit for bit."""
-    ours, theirs = (read_checkpoint(path / "last.ckpt") for path in (first, second))
-    states = [content["optimizer_states"][0]["state"] for content in (ours, theirs)]
-    return (
-        all(torch.equal(ours["state_dict"][name], theirs["state_dict"][name]) for name in ours["state_dict"])
-        and all(torch.equal(states[0][k][name], states[1][k][name]) for k in states[0] for name in states[0][k])
-        and all(scalars(first, tag) == scalars(second, tag) for tag in TAGS)
-        and read_checkpoint(first / "best.ckpt")["global_step"] == read_checkpoint(second / "best.ckpt")["global_step"]
-    )
-
-
 def random_kills(folder: Path, config: Path, count: int) -> str:
-    """Runs killed once or twice at moments spread evenly over their whole length, then continued to the end."""
-    arguments = ["--config", str(config), "--data.path", str(folder / "data"), "--resume", "--checkpoints_dir"]
-    began = time.monotonic()
-    assert wait(start([*arguments, str(folder / "whole")])) == 0
-    length = time.monotonic() - began
+    """Kill runs once or twice at uniformly random moments, then resume them to the end."""
+    arguments = [*arguments_of(folder, config), "--resume", "--checkpoints_dir"]
+    started = time.monotonic()
+    assert wait(start([*arguments, str(folder / "uninterrupted")])) == 0
+    seconds = time.monotonic() - started
     exact = unreadable = landed = 0
     for seed in range(count):
-        draw = random.Random(seed)
-        where = folder / f"killed-{seed}"
-        for _ in range(draw.choice((1, 1, 2))):
-            pid = start([*arguments, str(where)])
-            time.sleep(draw.uniform(0, length))
+        generator = random.Random(seed)
+        checkpoints_dir = folder / f"killed-{seed}"
+        for _ in range(generator.choice((1, 1, 2))):
+            pid = start([*arguments, str(checkpoints_dir)])
+            time.sleep(generator.uniform(0, seconds))
             landed += kill(pid)
             for name in ("last.ckpt", "best.ckpt"):
-                if (where / "tiny" / name).exists():
+                if (checkpoints_dir / "tiny" / name).exists():
                     try:
-                        read_checkpoint(where / "tiny" / name)
+                        read_checkpoint(checkpoints_dir / "tiny" / name)
                     except ValueError:
                         unreadable += 1
-        status = wait(start([*arguments, str(where)]))
-        exact += status == 0 and same(where / "tiny", folder / "whole" / "tiny")
-    return (
-        f"{count} runs of {length:.1f} s with {landed} kills at random moments | {exact} exact, {unreadable} unreadable"
-    )
+        status = wait(start([*arguments, str(checkpoints_dir)]))
+        exact += status == 0 and not run_differences(checkpoints_dir / "tiny", folder / "uninterrupted" / "tiny")
+    outcome = f"{exact} exact, {unreadable} unreadable"
+    return f"{count} runs of {seconds:.1f} s with {landed} kills at random moments | {outcome}"
 
 
 def kills_while_saving(folder: Path, config: Path, count: int) -> str:
-    """Kills of a run that saves 100 MB after each step, with TMPDIR on another filesystem."""
-    arguments = ["--config", str(config), "--data.path", str(folder / "data"), "--resume"]
+    """Kill a run while it saves 100 MB, which it does after each step, with TMPDIR on another filesystem."""
+    arguments = [*arguments_of(folder, config), "--resume"]
     arguments += ["--model.d_model", "256", "--model.num_layers", "10", "--model.num_heads", "4"]
     arguments += ["--checkpoint.every_steps", "1", "--trainer.max_steps", "100000", "--attention_maps.enabled", "false"]
     arguments += ["--trainer.validate_every_steps", "100000", "--data.global_batch_size", "2"]
@@ -131,14 +119,14 @@ def kills_while_saving(folder: Path, config: Path, count: int) -> str:
 
 
 def full_disk(folder: Path, config: Path) -> str:
-    """A tmpfs that has room for one checkpoint and a half."""
+    """Train on a tmpfs with space for one and a half checkpoints."""
     mount = folder / "small"
     mount.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=700k", "tmpfs", str(mount)], capture_output=True).returncode:
         return "full disk | not tried: mounting a tmpfs needs root"
     try:
-        arguments = [sys.executable, "scripts/train.py", "--config", str(config), "--data.path", str(folder / "data")]
-        finished = subprocess.run([*arguments, "--checkpoints_dir", str(mount)], capture_output=True, text=True)
+        command = [sys.executable, "scripts/train.py", *arguments_of(folder, config), "--checkpoints_dir", str(mount)]
+        finished = subprocess.run(command, capture_output=True, text=True)
         step = read_checkpoint(mount / "tiny" / "last.ckpt")["global_step"]
         return f"full disk | exit {finished.returncode}, `{finished.stderr.splitlines()[-1]}`; step {step} loads"
     finally:
@@ -146,23 +134,9 @@ def full_disk(folder: Path, config: Path) -> str:
 
 
 def soak(folder: Path, config: Path, steps: int) -> str:
-    """Memory and open files of a long run, at a tenth of it and at its end."""
-    arguments = [
-        "--config",
-        str(config),
-        "--data.path",
-        str(folder / "data"),
-        "--checkpoints_dir",
-        str(folder / "soak"),
-    ]
-    arguments += [
-        "--trainer.max_steps",
-        str(steps),
-        "--data.global_batch_size",
-        "2",
-        "--trainer.log_every_n_steps",
-        "50",
-    ]
+    """Compare memory and open files of a long run at a tenth of it and at its end."""
+    arguments = [*arguments_of(folder, config), "--checkpoints_dir", str(folder / "soak"), "--trainer.max_steps"]
+    arguments += [str(steps), "--data.global_batch_size", "2", "--trainer.log_every_n_steps", "50"]
     arguments += ["--trainer.validate_every_steps", "100", "--checkpoint.every_steps", "50"]
     arguments += ["--attention_maps.captures", "12"]
     pid = start(arguments)
@@ -197,9 +171,7 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=".") as name:
         folder = Path(name)
-        text = "\n".join(f"{number} bottles of beer on the wall, take one down" for number in range(80))
-        (folder / "song.txt").write_text(text)
-        prepare_data.main([str(folder / "song.txt"), "--output", str(folder / "data"), "--tokenizer", "bytes"])
+        prepare_tiny_data(folder)
         config = folder / "tiny.yaml"
         config.write_text(TINY_CONFIG)
         print("| what | outcome |\n|---|---|", flush=True)

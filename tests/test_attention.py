@@ -6,7 +6,7 @@ from gpt.model.attention import MultiHeadAttention
 
 
 @pytest.mark.parametrize("qkv_bias", [False, True])
-def test_equals_torch_multihead_attention_with_copied_weights(qkv_bias: bool) -> None:
+def test_output_equals_torch_multihead_attention(qkv_bias: bool) -> None:
     torch.manual_seed(0)
     ours = MultiHeadAttention(16, 16, 12, 0.0, num_heads=4, qkv_bias=qkv_bias)
     theirs = nn.MultiheadAttention(16, 4, batch_first=True)
@@ -20,7 +20,7 @@ def test_equals_torch_multihead_attention_with_copied_weights(qkv_bias: bool) ->
     torch.testing.assert_close(ours(x), expected)
 
 
-def test_changing_a_token_leaves_everything_before_it_bit_equal() -> None:
+def test_changing_a_token_leaves_earlier_outputs_bit_equal() -> None:
     torch.manual_seed(1)
     attention = MultiHeadAttention(8, 8, 10, 0.0, num_heads=2)
     x = torch.randn(2, 10, 8)
@@ -33,7 +33,7 @@ def test_changing_a_token_leaves_everything_before_it_bit_equal() -> None:
         assert not torch.equal(after[:, t], before[:, t])
 
 
-def test_dropout_acts_on_the_weights_and_only_while_training() -> None:
+def test_dropout_applies_to_attention_weights_in_training_only() -> None:
     torch.manual_seed(2)
     attention = MultiHeadAttention(8, 8, 32, dropout=0.5, num_heads=2)
     with torch.no_grad():
@@ -45,12 +45,12 @@ def test_dropout_acts_on_the_weights_and_only_while_training() -> None:
     attention.train()
     first, second = attention(x), attention(x)
     assert not torch.equal(first, second)
-    # Inverted dropout leaves the mean where it was: over many draws it returns to the undropped output.
+    # Inverted dropout preserves the expectation: the mean of many samples approaches the output without dropout.
     mean = attention(x.expand(4000, 32, 8)).mean(0)
     assert (mean - plain).abs().max() < 0.05
 
 
-def test_d_out_that_num_heads_does_not_divide_is_named() -> None:
+def test_d_out_not_divisible_by_num_heads_is_refused() -> None:
     with pytest.raises(ValueError, match=r"10.*3"):
         MultiHeadAttention(4, 10, 6, 0.0, num_heads=3)
 
@@ -61,7 +61,7 @@ def test_a_sequence_longer_than_the_context_is_refused() -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpu_gives_the_cpus_output() -> None:
+def test_output_on_a_gpu_equals_output_on_a_cpu() -> None:
     torch.manual_seed(4)
     attention = MultiHeadAttention(64, 64, 128, 0.0, num_heads=4)
     x = torch.randn(2, 128, 64)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +14,8 @@ from gpt.attention_maps.probes import Probe
 from gpt.checkpoint import load_model
 from gpt.training.attention_capture import capture_steps, image_steps
 from tests.attention_events import read_captures, unpack_layer
-from tests.test_resume import _at as at_step
-from tests.test_run import events, same_weights, scalars
+from tests.runs import TrainTiny, at_step, events, same_weights, scalars
 
-TrainTiny = Callable[..., int]
 STEPS = [0, 2, 8, 30]  # the tiny config has 4 captures in 30 steps
 
 
@@ -113,12 +110,6 @@ def test_options_of_the_captures_do_not_affect_training(
         for run in (tiny_run, tmp_path / "tiny")
     )
     assert first != second
-
-
-def test_a_run_without_captures_has_the_same_losses(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
-    assert train_tiny(tmp_path, "--attention_maps.enabled", "false") == 0
-    assert not read_captures(tmp_path / "tiny")
-    assert scalars(tmp_path / "tiny", "train/loss_nats") == scalars(tiny_run, "train/loss_nats")
 
 
 def test_a_run_that_ends_early_is_captured_at_its_end_and_continues_on_resume(

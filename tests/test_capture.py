@@ -71,7 +71,7 @@ def test_the_model_is_restored_after_an_error(model: GPT) -> None:
 
 
 def test_maps_equal_those_of_transformers(model: GPT) -> None:
-    from tests.test_transformer import huggingface_twin
+    from tests.huggingface_twin import huggingface_twin
 
     ours, theirs = huggingface_twin(
         GPTConfig(vocab_size=97, context_length=24, d_model=32, num_layers=3, num_heads=4, dropout=0.0)

@@ -1,23 +1,23 @@
 import pickle
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from gpt.checkpoint import find_checkpoint, load_model, read_checkpoint
 from gpt.model.transformer import GPT
+from tests.runs import HostilePickle, same_tensors
 
 
-def test_a_run_folder_is_its_best_checkpoint_else_its_last(tiny_run: Path, tmp_path: Path) -> None:
+def test_the_checkpoint_of_a_run_folder_is_best_ckpt_else_last_ckpt(tiny_run: Path, tmp_path: Path) -> None:
     assert find_checkpoint(tiny_run) == tiny_run / "best.ckpt"
     shutil.copy(tiny_run / "last.ckpt", tmp_path)
     assert find_checkpoint(tmp_path) == tmp_path / "last.ckpt"
     assert find_checkpoint(str(tiny_run / "last.ckpt")) == tiny_run / "last.ckpt"
 
 
-def test_the_file_is_a_lightning_checkpoint_with_plain_values(tiny_run: Path) -> None:
+def test_a_checkpoint_is_a_lightning_checkpoint_with_plain_values(tiny_run: Path) -> None:
     content = read_checkpoint(tiny_run / "last.ckpt")
     assert content["format_version"] == 2
     assert content["global_step"] == 30
@@ -47,24 +47,14 @@ def test_a_loaded_model_has_the_weights_of_the_file_and_is_in_eval_mode(tiny_run
     assert not model.training
     assert tokenizer.name == "bytes"
     weights = torch.load(tiny_run / "best.ckpt", weights_only=True)["state_dict"]
-    assert {f"model.{name}" for name in model.state_dict()} == set(weights)
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor, weights[f"model.{name}"])
+    assert same_tensors({f"model.{name}": tensor for name, tensor in model.state_dict().items()}, weights)
     assert model(torch.tensor([[256, 1, 2]])).shape == (1, 3, 257)
 
 
-class _Evil:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.target,))
-
-
-def test_a_hostile_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_in_a_pickle_is_not_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tmp_path / "touched"
-    torch.save({"format_version": 2, "state_dict": _Evil(target)}, tmp_path / "evil.ckpt")
-    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(_Evil(target)))
+    torch.save({"format_version": 2, "state_dict": HostilePickle(target)}, tmp_path / "evil.ckpt")
+    (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(HostilePickle(target)))
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     for name in ("evil.ckpt", "plain.ckpt"):
         with pytest.raises(ValueError, match=name):
@@ -82,13 +72,13 @@ def test_a_hostile_pickle_runs_no_code(tmp_path: Path, monkeypatch: pytest.Monke
         ({"format_version": 2, "hyper_parameters": {"model": {"d_modle": 1}, "tokenizer": "bytes"}}, "d_modle"),
     ],
 )
-def test_a_foreign_file_is_refused(content: object, words: str, tmp_path: Path) -> None:
-    torch.save(content, tmp_path / "foreign.ckpt")
+def test_a_file_that_is_not_a_checkpoint_is_refused(content: object, words: str, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "other.ckpt")
     with pytest.raises(ValueError, match=words):
-        load_model(tmp_path / "foreign.ckpt")
+        load_model(tmp_path / "other.ckpt")
 
 
-def test_damaged_and_inconsistent_files_are_refused(tiny_run: Path, tmp_path: Path) -> None:
+def test_damaged_and_inconsistent_checkpoints_are_refused(tiny_run: Path, tmp_path: Path) -> None:
     whole = (tiny_run / "last.ckpt").read_bytes()
     content = torch.load(tiny_run / "last.ckpt", weights_only=True)
     cut = tmp_path / "cut.ckpt"
@@ -102,7 +92,7 @@ def test_damaged_and_inconsistent_files_are_refused(tiny_run: Path, tmp_path: Pa
             load_model(tmp_path / f"{name}.ckpt")
 
 
-def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
+def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no checkpoint"):
         load_model(tmp_path / "nope")
     with pytest.raises(ValueError, match=r"neither best\.ckpt nor last\.ckpt"):

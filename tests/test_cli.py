@@ -9,12 +9,12 @@ from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 
 
-def test_a_user_error_is_one_line_and_status_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_error_is_one_line_with_exit_status_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lambda argv: GPTConfig(num_layers=int(argv[0])) and 0, ["0"]) == 2
     assert capsys.readouterr().err == "error: model.num_layers is 0; it must be at least 1\n"
 
 
-def test_a_parameter_is_named_by_the_flag_that_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_names_the_parameter_as_the_given_flag(capsys: pytest.CaptureFixture[str]) -> None:
     def main(argv: list[str]) -> int:
         raise UserError(argv[-1])
 
@@ -30,17 +30,17 @@ def test_a_parameter_is_named_by_the_flag_that_was_given(capsys: pytest.CaptureF
         assert capsys.readouterr().err == f"error: {expected}\n"
 
 
-def test_any_other_value_error_keeps_its_traceback() -> None:
+def test_other_value_errors_keep_their_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         run(lambda argv: int(argv[0]), ["x"])
 
 
-def test_json_has_no_infinity(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_writes_nonfinite_numbers_as_null(capsys: pytest.CaptureFixture[str]) -> None:
     print_json({"a": [float("inf"), {"b": float("nan")}, 1.5]})
     assert capsys.readouterr().out == '{"a": [null, {"b": null}, 1.5]}\n'
 
 
-def test_a_missing_file_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_file_is_a_one_line_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(lambda argv: len(open(argv[0]).read()), ["/no/such/file"]) == 2  # noqa: SIM115, PTH123
     assert capsys.readouterr().err == "error: /no/such/file: No such file or directory\n"
 

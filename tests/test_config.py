@@ -11,7 +11,8 @@ from gpt.training.config import RunConfig
 from gpt.training.config_parser import config_keys, parse_config
 from gpt.training.run_folder import save_config
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+ROOT = Path(__file__).parent.parent
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def yaml_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
-def test_every_shipped_config_is_valid_and_states_command_cost_and_score(path: Path) -> None:
+def test_every_config_is_valid_and_its_header_states_command_cost_and_expected_score(path: Path) -> None:
     assert isinstance(parse_config(path, []), RunConfig)
     header = path.read_text().split("\n\n")[0].lower()
     for line in header.splitlines():
@@ -30,7 +31,7 @@ def test_every_shipped_config_is_valid_and_states_command_cost_and_score(path: P
     assert "expect" in header
 
 
-def test_the_four_sizes_are_gpt2s() -> None:
+def test_the_four_gpt2_configs_have_the_shapes_of_gpt2() -> None:
     sizes = {
         "gpt2_small": (12, 12, 768),
         "gpt2_medium": (24, 16, 1024),
@@ -38,18 +39,18 @@ def test_the_four_sizes_are_gpt2s() -> None:
         "gpt2_xl": (48, 25, 1600),
     }
     for name, (layers, heads, width) in sizes.items():
-        model = parse_config(Path(__file__).parent.parent / "configs" / f"{name}.yaml", []).model
+        model = parse_config(ROOT / "configs" / f"{name}.yaml", []).model
         assert (model.num_layers, model.num_heads, model.d_model, model.context_length) == (layers, heads, width, 1024)
 
 
-def test_flags_rule_over_the_file_and_the_file_over_defaults(yaml_file: Path) -> None:
+def test_flags_override_the_file_and_the_file_overrides_defaults(yaml_file: Path) -> None:
     yaml_file.write_text("model: {num_layers: 3, d_model: 96}\noptim: {learning_rate: 1e-3, betas: [0.9, 0.99]}\n")
     config = parse_config(yaml_file, ["--model.num_layers", "5", "--trainer.max_steps=7"])
     assert (config.model.num_layers, config.model.d_model, config.model.num_heads) == (5, 96, 12)
     assert (config.trainer.max_steps, config.optim.learning_rate, config.optim.betas) == (7, 1e-3, (0.9, 0.99))
 
 
-def test_a_saved_config_is_read_back_equal(yaml_file: Path) -> None:
+def test_a_saved_config_loads_equal(yaml_file: Path) -> None:
     yaml_file.write_text("")
     config = parse_config(yaml_file, ["--model.num_layers", "2", "--optim.betas", "[0.5,0.6]", "--run_name", "x"])
     save_config(yaml_file.parent, config, ["--a", "line\nbreak"])
@@ -101,7 +102,7 @@ def test_a_saved_config_is_read_back_equal(yaml_file: Path) -> None:
         ("", ["--model.d_model"], ["--model.d_model", "expected one argument"]),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(content: str, flags: list[str], words: list[str], yaml_file: Path) -> None:
+def test_a_mistake_is_a_one_line_error(content: str, flags: list[str], words: list[str], yaml_file: Path) -> None:
     yaml_file.write_text(content)
     with pytest.raises(ValueError) as error:
         parse_config(yaml_file, flags)
@@ -110,12 +111,12 @@ def test_what_is_wrong_is_said_in_one_line(content: str, flags: list[str], words
         assert word in str(error.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no config file .*nope\.yaml"):
         parse_config(tmp_path / "nope.yaml", [])
 
 
-def test_keys_are_those_of_the_dataclasses() -> None:
+def test_config_keys_are_the_fields_of_the_dataclasses() -> None:
     keys = config_keys()
     assert len(keys) == len(set(keys))
     assert {"seed", "model.dropout", "trainer.max_steps", "attention_maps.probe_text"} <= set(keys)
@@ -123,7 +124,7 @@ def test_keys_are_those_of_the_dataclasses() -> None:
     assert "model" not in keys
 
 
-def test_derived_numbers() -> None:
+def test_accumulation_and_tokens_per_step_are_derived_from_batch_and_world_size() -> None:
     config = RunConfig()
     config = dataclasses.replace(
         config,
@@ -134,18 +135,13 @@ def test_derived_numbers() -> None:
 
 
 @pytest.mark.parametrize("script", ["train", "prepare_data", "generate", "evaluate"])
-def test_help_answers_in_a_second_and_lists_the_keys(script: str) -> None:
-    command = [sys.executable, f"scripts/{script}.py", "--help"]
+def test_help_takes_less_than_a_second_and_lists_the_config_keys(script: str) -> None:
+    command = [sys.executable, ROOT / "scripts" / f"{script}.py", "--help"]
+    environment = {**os.environ, "COLUMNS": "200"}
     seconds = []
-    for _ in range(3):  # the machine may be busy: the best of three
+    for _ in range(3):  # the best of three, since the machine may be busy
         start = time.monotonic()
-        finished = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            cwd=Path(__file__).parent.parent,
-            env={**os.environ, "COLUMNS": "200"},
-        )
+        finished = subprocess.run(command, capture_output=True, text=True, env=environment)
         seconds.append(time.monotonic() - start)
         if seconds[-1] < 1:
             break

@@ -1,23 +1,21 @@
-import shutil
 from pathlib import Path
 
 import pytest
-import torch
 
 from gpt.checkpoint import load_model
 from scripts import convert
+from tests.runs import is_one_line_error, same_tensors
 
 
-def test_export_and_import_give_the_same_model(tiny_run: Path, tmp_path: Path) -> None:
+def test_an_exported_and_imported_run_is_the_same_model(tiny_run: Path, tmp_path: Path) -> None:
     assert convert.main(["to-hf", str(tiny_run), str(tmp_path / "hf")]) == 0
     assert convert.main(["from-hf", str(tmp_path / "hf"), str(tmp_path / "run")]) == 0
-    ours, tokenizer = load_model(tiny_run)
+    original, tokenizer = load_model(tiny_run)
     for path in (tmp_path / "hf", tmp_path / "run", tmp_path / "run" / "best.ckpt"):
         model, loaded = load_model(path)
         assert loaded.sha256 == tokenizer.sha256
-        assert model.config == ours.config
-        for name, tensor in model.state_dict().items():
-            assert torch.equal(tensor, ours.state_dict()[name])
+        assert model.config == original.config
+        assert same_tensors(model.state_dict(), original.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -31,7 +29,7 @@ def test_export_and_import_give_the_same_model(tiny_run: Path, tmp_path: Path) -
         ([], "from-hf | to-hf"),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(
+def test_a_mistake_is_a_one_line_error_and_writes_nothing(
     arguments: list[str], words: str, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert convert.main(["to-hf", str(tiny_run), str(tmp_path / "hf")]) == 0
@@ -44,9 +42,6 @@ def test_a_mistake_is_one_line_and_writes_nothing(
         status = convert.main([str(places.get(argument, argument)) for argument in arguments])
     except SystemExit as exit_:
         status = exit_.code
-    captured = capsys.readouterr()
     assert status == 2
-    assert words in captured.err
-    assert captured.err.count("\n") == 1
+    assert is_one_line_error(capsys.readouterr().err, words)
     assert not (tmp_path / "new").exists()
-    shutil.rmtree(tmp_path / "hf")

@@ -1,4 +1,4 @@
-"""The lean form of a training step on a CPU changes no loss and no gradient, and saves less."""
+"""CPU training with less memory has the same loss and gradients and saves fewer activations."""
 
 import copy
 import platform
@@ -21,7 +21,7 @@ CONFIG = GPTConfig(vocab_size=11, context_length=8, d_model=12, num_layers=2, nu
 
 
 def _models(config: GPTConfig = CONFIG) -> tuple[GPT, GPT]:
-    """A plain model, and a lean one with the same weights."""
+    """A plain model and a lean model with the same weights."""
     torch.manual_seed(0)
     plain = GPT(config)
     lean = copy.deepcopy(plain)
@@ -38,13 +38,12 @@ def _loss_and_gradients(model: GPT) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_loss_and_gradients_are_those_of_the_plain_model(dropout: float) -> None:
+def test_loss_and_gradients_equal_those_of_the_plain_model(dropout: float) -> None:
     plain, lean = _models(GPTConfig(11, 8, 12, 2, 2, dropout))
-    for ours, expected in zip(_loss_and_gradients(lean), _loss_and_gradients(plain), strict=True):
-        torch.testing.assert_close(ours, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(_loss_and_gradients(lean), _loss_and_gradients(plain), rtol=1e-5, atol=1e-6)
 
 
-def test_three_optimizer_steps_give_the_losses_of_the_plain_model() -> None:
+def test_losses_of_three_optimizer_steps_equal_those_of_the_plain_model() -> None:
     losses = []
     for model in _models():
         optimizer = build_optimizer(model, OptimConfig(learning_rate=1e-2))
@@ -58,25 +57,25 @@ def test_three_optimizer_steps_give_the_losses_of_the_plain_model() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
 
-def test_outside_eager_float32_training_the_plain_form_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_float32_training_uses_recomputation(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, lean = _models()
     ids = torch.arange(8)[None]
-    called: list[bool] = []
+    calls: list[bool] = []
     apply = _RecomputedMLP.apply
-    monkeypatch.setattr(_RecomputedMLP, "apply", lambda *args: (called.append(True), apply(*args))[1])
+    monkeypatch.setattr(_RecomputedMLP, "apply", lambda *args: (calls.append(True), apply(*args))[1])
     with torch.no_grad():
         assert torch.equal(lean(ids), plain(ids))
     with torch.autocast("cpu"):
         assert torch.equal(lean(ids), plain(ids))
     assert torch.equal(lean.bfloat16()(ids), plain.bfloat16()(ids))
-    assert not called
+    assert not calls
     _models()[1](ids)
-    assert len(called) == 2
+    assert len(calls) == 2
 
 
 @pytest.mark.parametrize("chunk", [1, 48, 150, 10**6])
 @pytest.mark.parametrize("scale", [0.1, 1.0, 30.0])
-def test_the_recomputed_mlp_equals_float64_whatever_the_chunk(
+def test_the_recomputed_mlp_equals_float64_for_any_chunk_size(
     scale: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpt.training.cpu_memory._CHUNK_ACTIVATIONS", chunk)
@@ -88,13 +87,14 @@ def test_the_recomputed_mlp_equals_float64_whatever_the_chunk(
     output, expected = _RecomputedMLP.apply(x, *mlp.parameters()), exact(x64)
     torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5 * scale)
     weights = torch.linspace(-2, 3, output.numel()).view(output.shape)
-    ours = torch.autograd.grad((output * weights).sum(), [x, *mlp.parameters()])
-    theirs = torch.autograd.grad((expected * weights.double()).sum(), [x64, *exact.parameters()])
-    for got, want in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=2e-5 * max(1.0, scale))
+    gradients = torch.autograd.grad((output * weights).sum(), [x, *mlp.parameters()])
+    expected_gradients = torch.autograd.grad((expected * weights.double()).sum(), [x64, *exact.parameters()])
+    tolerances = {"rtol": 1e-5, "atol": 2e-5 * max(1.0, scale), "check_dtype": False}
+    torch.testing.assert_close(gradients, expected_gradients, **tolerances)
 
 
-def _saved_numbers(run: Callable[[], Tensor], weights: set[int]) -> int:
+def _num_saved(run: Callable[[], Tensor], weights: set[int]) -> int:
+    """The number of elements that autograd saves, without weights."""
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -107,15 +107,15 @@ def _saved_numbers(run: Callable[[], Tensor], weights: set[int]) -> int:
     return sum(saved.values())
 
 
-def test_the_mlp_saves_five_vectors_a_token_where_autograd_saves_nine() -> None:
+def test_the_recomputed_mlp_saves_five_vectors_per_token_and_autograd_nine() -> None:
     mlp, x = GPT(CONFIG).transformer.blocks[0].mlp, torch.randn(4, 8, 12, requires_grad=True)
     weights = {parameter.data_ptr() for parameter in mlp.parameters()}
     vectors = 4 * 8 * 12
-    assert _saved_numbers(lambda: _RecomputedMLP.apply(x, *mlp.parameters()), weights) == 5 * vectors
-    assert _saved_numbers(lambda: mlp(x), weights) == 9 * vectors
+    assert _num_saved(lambda: _RecomputedMLP.apply(x, *mlp.parameters()), weights) == 5 * vectors
+    assert _num_saved(lambda: mlp(x), weights) == 9 * vectors
 
 
-def test_the_allocated_state_is_the_one_that_adamw_would_allocate() -> None:
+def test_the_preallocated_optimizer_state_equals_that_of_adamw() -> None:
     model, expected = GPT(CONFIG), GPT(CONFIG)
     optimizer = build_optimizer(model, OptimConfig())
     reduce_cpu_memory(model, optimizer)
@@ -131,23 +131,23 @@ def test_the_allocated_state_is_the_one_that_adamw_would_allocate() -> None:
             assert not allocated.any()
 
 
-def test_the_keys_of_the_state_dict_are_unchanged() -> None:
+def test_state_dict_keys_are_unchanged() -> None:
     plain, lean = _models()
     assert list(lean.state_dict()) == list(plain.state_dict())
     assert all(type(block) is TransformerBlock for block in plain.transformer.blocks)
 
 
-# In a process of its own, since the setting holds for the rest of a process.
+# In a separate process, since the setting applies until the process ends.
 SCRIPT = """
 import resource, sys
 import torch
 from gpt.training.cpu_memory import disable_malloc_trim
-if sys.argv[1] == "kept":
+if sys.argv[1] == "untrimmed":
     assert disable_malloc_trim()
 def faults():
     torch.empty(10_000_000).fill_(1.0)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-for _ in range(20):  # until freed blocks are found again
+for _ in range(20):  # until freed blocks are reused
     before = faults()
 for _ in range(5):
     after = faults()
@@ -156,13 +156,10 @@ print(after - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="mallopt is glibc's")
-def test_kept_memory_is_allocated_again_without_page_faults() -> None:
+def test_without_malloc_trim_memory_is_reused_without_page_faults() -> None:
     faults = {
-        mode: int(
-            subprocess.run([sys.executable, "-c", SCRIPT, mode], capture_output=True, text=True, check=True).stdout
-        )
-        for mode in ("kept", "default")
+        mode: int(subprocess.check_output([sys.executable, "-c", SCRIPT, mode])) for mode in ("untrimmed", "default")
     }
     # 40 MB are 9,765 pages (fewer faults with large pages), five times.
-    assert faults["kept"] < 100
-    assert faults["default"] > 10 * faults["kept"] + 100
+    assert faults["untrimmed"] < 100
+    assert faults["default"] > 10 * faults["untrimmed"] + 100

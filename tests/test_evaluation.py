@@ -12,14 +12,18 @@ from gpt.data.windows import TokenWindows
 from gpt.evaluation import Evaluation, evaluate
 from gpt.generation.packed import PackedGPT, PackedLinear
 from scripts import evaluate as script
+from tests.runs import is_one_line_error
 
 
-def test_each_token_weighs_the_same_whatever_the_batches(tiny_run: Path, tiny_data: Path) -> None:
+def _validation(data: Path) -> tuple[SplitTokens, TokenWindows]:
+    tokens = SplitTokens(data, Manifest.load(data), "val")
+    return tokens, TokenWindows(tokens, 32)
+
+
+def test_every_token_has_the_same_weight_for_any_batch_size(tiny_run: Path, tiny_data: Path) -> None:
     model, _ = load_model(tiny_run)
-    manifest = Manifest.load(tiny_data)
-    tokens = SplitTokens(tiny_data, manifest, "val")
-    windows = TokenWindows(tokens, 32)
-    assert windows.num_targets(len(windows) - 1) < 32  # a ragged last window, or this test shows little
+    tokens, windows = _validation(tiny_data)
+    assert windows.num_targets(len(windows) - 1) < 32  # the last window is incomplete
     total, count = 0.0, 0
     for start in range(0, len(tokens) - 1, 32):  # by brute force, window by window, in float64
         ids = torch.from_numpy(tokens.read(start, min(start + 33, len(tokens))))
@@ -35,12 +39,11 @@ def test_each_token_weighs_the_same_whatever_the_batches(tiny_run: Path, tiny_da
         assert result.bits_per_byte == pytest.approx(total / math.log(2) / tokens.info.utf8_bytes, rel=1e-6)
 
 
-def test_mode_and_random_state_are_left_alone(tiny_run: Path, tiny_data: Path) -> None:
+def test_mode_and_random_state_are_restored(tiny_run: Path, tiny_data: Path) -> None:
     model, _ = load_model(tiny_run)
     model.train()
-    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
-    window = TokenWindows(tokens, 32)[0]
-    batch = {name: tensor[None] for name, tensor in window.items()}
+    _, windows = _validation(tiny_data)
+    batch = {name: tensor[None] for name, tensor in windows[0].items()}
     state = torch.get_rng_state()
     assert evaluate(model, [batch], 32) == evaluate(model, [batch], 32)  # dropout is off
     assert torch.equal(torch.get_rng_state(), state)
@@ -50,22 +53,20 @@ def test_mode_and_random_state_are_left_alone(tiny_run: Path, tiny_data: Path) -
 def test_a_packed_model_is_evaluated_with_its_own_lm_head(tiny_run: Path, tiny_data: Path) -> None:
     plain, _ = load_model(tiny_run)
     model = PackedGPT(plain)
-    model.logits = PackedLinear(2 * plain.lm_head_weight, None)  # differs from the model's
-    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
+    model.logits = PackedLinear(2 * plain.lm_head_weight, None)  # differs from that of the plain model
+    tokens, windows = _validation(tiny_data)
     ids = torch.from_numpy(tokens.read(0, len(tokens)))
     with torch.no_grad():
         losses = [
             F.cross_entropy(model(x[None])[0].double(), y, reduction="sum").item()
             for x, y in zip(ids[:-1].split(32), ids[1:].split(32), strict=True)
         ]
-    batches = torch.utils.data.DataLoader(TokenWindows(tokens, 32), batch_size=5)
+    batches = torch.utils.data.DataLoader(windows, batch_size=5)
     result = evaluate(model, batches, tokens.info.utf8_bytes)
     assert result.loss_nats == pytest.approx(sum(losses) / (len(ids) - 1), rel=1e-6)
 
 
-def test_the_loss_that_rounding_costs_can_be_asked_for(
-    tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_script_evaluates_an_int8_model(tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
     losses = []
     for quantize in ([], ["--quantize", "int8"]):
         assert script.main([str(tiny_run), "--data", str(tiny_data), "--device", "cpu", "--json", *quantize]) == 0
@@ -73,16 +74,16 @@ def test_the_loss_that_rounding_costs_can_be_asked_for(
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=0.01)
 
 
-def test_a_uniform_guess_over_bytes_costs_eight_bits() -> None:
+def test_uniform_probabilities_over_bytes_are_eight_bits_per_byte() -> None:
     result = Evaluation.from_totals(1000 * math.log(256), tokens=1000, utf8_bytes=1000)
     assert (result.perplexity, result.bits_per_byte) == pytest.approx((256, 8))
 
 
-def test_a_hopeless_loss_does_not_overflow() -> None:
+def test_the_perplexity_of_a_huge_loss_is_infinite() -> None:
     assert Evaluation.from_totals(1e6, 1, 1).perplexity == math.inf
 
 
-def test_script_agrees_with_the_validation_of_training(
+def test_script_reports_the_validation_loss_of_training(
     tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorded = torch.load(tiny_run / "best.ckpt", weights_only=True)["provenance"]["val_loss_nats"]
@@ -94,7 +95,7 @@ def test_script_agrees_with_the_validation_of_training(
     assert "bits per byte" in capsys.readouterr().out
 
 
-def test_more_context_helps_and_counts_the_same_tokens(
+def test_overlap_gives_context_and_counts_every_token_once(
     tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = []
@@ -102,9 +103,9 @@ def test_more_context_helps_and_counts_the_same_tokens(
         assert script.main([str(tiny_run), "--data", str(tiny_data), "--overlap", overlap, "--json"]) == 0
         results.append(json.loads(capsys.readouterr().out))
     assert len({result["tokens"] for result in results}) == 1
-    # By brute force: each token from the 31 before it, the first window's from what there is.
+    # By brute force: each token is predicted from up to 32 tokens before it.
     model, _ = load_model(tiny_run)
-    tokens = SplitTokens(tiny_data, Manifest.load(tiny_data), "val")
+    tokens, _ = _validation(tiny_data)
     ids = torch.from_numpy(tokens.read(0, len(tokens)))
     with torch.no_grad():
         losses = [
@@ -115,7 +116,9 @@ def test_more_context_helps_and_counts_the_same_tokens(
     assert "overlap is 32; expected" in capsys.readouterr().err
 
 
-def test_script_refuses_other_data(tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_refuses_data_of_another_tokenizer(
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from gpt.data.prepare import prepare
 
     prepare(["pydocs"], tmp_path / "gpt2", "gpt2")
@@ -124,6 +127,4 @@ def test_script_refuses_other_data(tiny_run: Path, tmp_path: Path, capsys: pytes
         (["--data", str(tmp_path)], "no prepared data"),
     ]:
         assert script.main([str(tiny_run), *arguments]) == 2
-        error = capsys.readouterr().err
-        assert words in error
-        assert error.count("\n") == 1
+        assert is_one_line_error(capsys.readouterr().err, words)

@@ -13,6 +13,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
 from scripts import generate as script
+from tests.runs import is_one_line_error
 
 CONTEXT = 16
 GREEDY = Sampling(temperature=0)
@@ -30,8 +31,8 @@ def model() -> GPT:
     model = GPT(GPTConfig(vocab_size=257, context_length=CONTEXT, d_model=32, num_layers=2, num_heads=4, dropout=0.5))
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.mul_(4)  # decided opinions, so that texts differ
-        model.lm_head_weight[EOT] = 0  # and no wish to end
+            parameter.mul_(4)  # low entropy, so that prompts give different texts
+        model.lm_head_weight[EOT] = 0  # end-of-text is unlikely
     return model.requires_grad_(False)
 
 
@@ -41,13 +42,11 @@ def _one(model: GPT, tokenizer: Tokenizer, prompt: list[int], request: Request, 
 
 
 @pytest.mark.parametrize("use_cache", [True, False])
-def test_greedy_takes_the_likeliest_token_given_all_before_it(
-    use_cache: bool, model: GPT, tokenizer: Tokenizer
-) -> None:
+def test_greedy_decoding_takes_the_most_likely_token(use_cache: bool, model: GPT, tokenizer: Tokenizer) -> None:
     ids, start = [EOT, 3, 1, 4], 0
     model.eval()
     for _ in range(40):
-        if len(ids) - start > CONTEXT:  # a full context forgets its older half
+        if len(ids) - start > CONTEXT:  # a full context drops its older half
             start = len(ids) - CONTEXT // 2
         ids.append(int(model(torch.tensor([ids[start:]]))[0, -1].argmax()))
     assert EOT not in ids[1:]
@@ -60,19 +59,21 @@ PROMPTS = [[1], [], [7] * 15, [5, 6, 7, 8], [9] * 16, [2] * 50]
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(), Sampling(0.7, 40, 0.9, 0.01, 1.2)])
-def test_rows_of_a_batch_are_what_they_are_alone_cached_or_not(
+def test_sequences_of_a_batch_are_generated_as_if_alone_with_and_without_cache(
     sampling: Sampling, model: GPT, tokenizer: Tokenizer
 ) -> None:
     seeds = list(range(len(PROMPTS)))
     together = generate(model, tokenizer, PROMPTS, Request(45, sampling), seeds)
-    for prompt, seed, row in zip(PROMPTS, seeds, together, strict=True):
-        assert row == _one(model, tokenizer, prompt, Request(45, sampling), seed)
-        assert row == _one(model, tokenizer, prompt, Request(45, sampling, use_cache=False), seed)
+    for prompt, seed, continuation in zip(PROMPTS, seeds, together, strict=True):
+        assert continuation == _one(model, tokenizer, prompt, Request(45, sampling), seed)
+        assert continuation == _one(model, tokenizer, prompt, Request(45, sampling, use_cache=False), seed)
     assert generate(model, tokenizer, PROMPTS[::-1], Request(45, sampling), seeds[::-1]) == together[::-1]
 
 
 @pytest.mark.parametrize("context_length", [1, 2, 3])
-def test_the_smallest_contexts_work(context_length: int, tokenizer: Tokenizer) -> None:
+def test_cached_and_uncached_texts_are_equal_for_the_smallest_contexts(
+    context_length: int, tokenizer: Tokenizer
+) -> None:
     torch.manual_seed(0)
     tiny = GPT(GPTConfig(257, context_length, d_model=8, num_layers=1, num_heads=1, dropout=0.0)).requires_grad_(False)
     for prompts in ([[]], [[1, 2, 3], [], [4]]):
@@ -83,11 +84,11 @@ def test_the_smallest_contexts_work(context_length: int, tokenizer: Tokenizer) -
         assert cached == uncached
 
 
-def test_rows_end_on_their_own(model: GPT, tokenizer: Tokenizer) -> None:
+def test_each_sequence_of_a_batch_ends_at_its_own_stop_string(model: GPT, tokenizer: Tokenizer) -> None:
     free = generate(model, tokenizer, PROMPTS, Request(30), [0] * len(PROMPTS))
     stops = (free[1].text[4:6], free[3].text[10:11])
     ended = generate(model, tokenizer, PROMPTS, Request(30, stops=stops), [0] * len(PROMPTS))
-    assert {row.finish_reason for row in ended} >= {"stop"}
+    assert {continuation.finish_reason for continuation in ended} >= {"stop"}
     for before, after in zip(free, ended, strict=True):
         cuts = [before.text.find(stop) for stop in stops if stop in before.text]
         assert after.text == (before.text[: min(cuts)] if cuts else before.text)
@@ -95,12 +96,12 @@ def test_rows_end_on_their_own(model: GPT, tokenizer: Tokenizer) -> None:
         assert after.token_ids == before.token_ids[: len(after.token_ids)]
 
 
-def test_the_same_seed_gives_the_same_text_and_another_another(model: GPT, tokenizer: Tokenizer) -> None:
+def test_the_seed_determines_the_text(model: GPT, tokenizer: Tokenizer) -> None:
     texts = [_one(model, tokenizer, [5], Request(30), seed).token_ids for seed in (1, 1, 2)]
     assert texts[0] == texts[1] != texts[2]
 
 
-def test_dropout_is_off_and_the_mode_is_put_back(model: GPT, tokenizer: Tokenizer) -> None:
+def test_dropout_is_off_and_the_mode_is_restored(model: GPT, tokenizer: Tokenizer) -> None:
     for training in (True, False):
         model.train(training)
         first, second = (_one(model, tokenizer, [5], Request(30, GREEDY)) for _ in range(2))
@@ -108,33 +109,33 @@ def test_dropout_is_off_and_the_mode_is_put_back(model: GPT, tokenizer: Tokenize
         assert model.training is training
 
 
-def test_the_mode_is_put_back_whatever_happens(model: GPT, tokenizer: Tokenizer) -> None:
+def test_the_mode_is_restored_after_an_exception_and_while_streaming(model: GPT, tokenizer: Tokenizer) -> None:
     model.train()
     with pytest.raises(IndexError):
         _one(model, tokenizer, [257], Request(1))
     assert model.training
     pieces = stream(model, tokenizer, [[5]], Request(30), [0])
-    next(pieces)  # and then nobody reads on
+    next(pieces)  # and no further piece is read
     assert model.training
     assert torch.is_grad_enabled()
 
 
-def test_nothing_changes_its_arguments(model: GPT, tokenizer: Tokenizer) -> None:
+def test_arguments_are_not_modified(model: GPT, tokenizer: Tokenizer) -> None:
     prompts, seeds = [[1, 2], [3]], [4, 5]
     generate(model, tokenizer, prompts, Request(40), seeds)
     assert (prompts, seeds) == ([[1, 2], [3]], [4, 5])
 
 
-def test_end_of_text_ends_it_and_is_not_part_of_it(model: GPT, tokenizer: Tokenizer) -> None:
+def test_end_of_text_ends_the_continuation_and_is_not_included(model: GPT, tokenizer: Tokenizer) -> None:
     ends = GPT(model.config)
-    with torch.no_grad():  # its last hidden state points at the end of text's embedding
+    with torch.no_grad():  # its hidden states are a multiple of the end-of-text embedding
         ends.transformer.final_norm.weight.zero_()
         ends.transformer.final_norm.bias.copy_(ends.lm_head_weight[EOT] * 1000)
     assert _one(ends, tokenizer, [5], Request(10, GREEDY)) == Continuation("", [], "eos")
 
 
 class _Scripted(GPT):
-    """A model that writes given ids, whatever it reads."""
+    """A model that generates given ids for any prompt."""
 
     def __init__(self, ids: list[int], vocab_size: int) -> None:
         super().__init__(GPTConfig(vocab_size, context_length=8, d_model=8, num_layers=1, num_heads=1, dropout=0.0))
@@ -157,7 +158,7 @@ UNICODE = [
 
 @pytest.mark.parametrize("name", ["bytes", "gpt2"])
 @pytest.mark.parametrize("text", UNICODE)
-def test_the_joined_stream_is_the_full_text_and_no_character_is_ever_broken(name: str, text: str) -> None:
+def test_streamed_pieces_join_to_the_text_and_contain_complete_characters(name: str, text: str) -> None:
     tokenizer = Tokenizer(name)
     ids = tokenizer.encode(text)
     for length in range(1, len(ids) + 1):
@@ -170,7 +171,7 @@ def test_the_joined_stream_is_the_full_text_and_no_character_is_ever_broken(name
 
 
 @pytest.mark.parametrize("stop", ["字 か", "\U0001f600\U0001f600", " words", "s\n"])
-def test_a_stop_string_never_leaks_though_it_straddles_tokens(stop: str) -> None:
+def test_a_stop_string_across_tokens_is_not_streamed(stop: str) -> None:
     tokenizer = Tokenizer("gpt2")
     text = f"some words and{stop} more{stop}"
     model = _Scripted(tokenizer.encode(text), tokenizer.vocab_size)
@@ -179,34 +180,33 @@ def test_a_stop_string_never_leaks_though_it_straddles_tokens(stop: str) -> None
     assert pieces[-1].finished.finish_reason == "stop"
 
 
-def test_bytes_that_never_become_a_character_are_replaced_at_the_end(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_at_the_end_is_replaced(tokenizer: Tokenizer) -> None:
     ids = [0x61, 0xF0, 0x9F]
     continuation = _one(_Scripted(ids, 257), tokenizer, [], Request(3, GREEDY))
     assert continuation == Continuation("a\ufffd", ids, "length")
 
 
-def test_repetition_is_penalised_over_prompt_and_continuation(model: GPT, tokenizer: Tokenizer) -> None:
+def test_the_repetition_penalty_covers_prompt_and_continuation(model: GPT, tokenizer: Tokenizer) -> None:
     plain = _one(model, tokenizer, [5] * 4, Request(60, GREEDY)).token_ids
     varied = _one(model, tokenizer, [5] * 4, Request(60, Sampling(0, repetition_penalty=1.8))).token_ids
     assert len(set(varied)) > len(set(plain))
 
 
-def test_a_long_prompt_keeps_its_end_and_says_so(
+def test_a_long_prompt_is_truncated_to_its_end_with_a_warning(
     model: GPT, tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     long = list(range(40))
     first = _one(model, tokenizer, long, Request(5, GREEDY))
     assert "a prompt of 40 tokens exceeds the context of 16; using its last 8" in caplog.text
-    # What was forgotten makes no difference.
+    # The dropped tokens have no effect.
     assert first == _one(model, tokenizer, [99] * 32 + long[32:], Request(5, GREEDY))
 
 
-# The script: every edge has its line.
-
-EDGES: list[tuple[list[str], dict[str, object]]] = [
+# Flags of the script -> what its sample must be.
+BOUNDARY_VALUES: list[tuple[list[str], dict[str, object]]] = [
     (["--prompt", ""], {"tokens": 10}),
     (["--prompt", "x"], {"tokens": 10}),
-    (["--prompt", "x" * 31], {"tokens": 10}),  # with the start of the text, exactly the context
+    (["--prompt", "x" * 31], {"tokens": 10}),  # with end-of-text, exactly the context
     (["--prompt", "x" * 32], {"tokens": 10, "err": "using its last 16"}),
     (["--prompt", "x" * 500], {"tokens": 10, "err": "using its last 16"}),
     (["--prompt", "<|endoftext|>"], {"tokens": 10, "prompt": "<|endoftext|>"}),
@@ -220,7 +220,7 @@ EDGES: list[tuple[list[str], dict[str, object]]] = [
     (["--min-p", "1"], {"same as": ["--temperature", "0"]}),
     (["--repetition-penalty", "1"], {"same as": []}),
     (["--no-cache"], {"same as": []}),
-    (["--prompt", "bottles", "--stop", "bottles"], {"tokens": 10}),  # a stop equal to the prompt's end: not ours
+    (["--prompt", "bottles", "--stop", "bottles"], {"tokens": 10}),  # stop strings do not apply to the prompt
     (["--max-new-tokens", "0"], {"tokens": 0}),
 ]
 
@@ -231,8 +231,8 @@ def _samples(arguments: list[str], run: Path, capsys: pytest.CaptureFixture[str]
     return json.loads(captured.out)["samples"], captured.err
 
 
-@pytest.mark.parametrize("arguments,expected", EDGES, ids=lambda value: " ".join(value)[:30] if value else "")
-def test_script_at_the_edges(
+@pytest.mark.parametrize("arguments,expected", BOUNDARY_VALUES, ids=lambda value: " ".join(value)[:30] if value else "")
+def test_script_with_boundary_values(
     arguments: list[str], expected: dict, tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (sample,), err = _samples(arguments, tiny_run, capsys)
@@ -245,7 +245,7 @@ def test_script_at_the_edges(
         assert [sample] == _samples(expected["same as"], tiny_run, capsys)[0]
 
 
-def test_script_says_how_fast_and_takes_prompts_from_everywhere(
+def test_script_reads_prompts_from_flags_files_and_stdin_and_reports_its_speed(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "prompt.txt").write_text("from a file\n")
@@ -259,7 +259,9 @@ def test_script_says_how_fast_and_takes_prompts_from_everywhere(
     assert "first text after" in err
 
 
-def test_script_prints_the_same_streamed_or_not(tiny_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_script_prints_the_same_text_with_and_without_stream(
+    tiny_run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     arguments = [str(tiny_run), "--prompt", "bottles", "x", "--num-samples", "2", "--seed", "3", "--device", "cpu"]
     outputs = []
     for flags in ([], ["--stream"]):
@@ -290,22 +292,20 @@ def test_script_prints_the_same_streamed_or_not(tiny_run: Path, capsys: pytest.C
         (["--tempreature", "1"], "--tempreature"),
     ],
 )
-def test_script_says_a_mistake_in_one_line(
+def test_script_reports_a_mistake_in_one_line(
     arguments: list[str], words: str, tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
         status = script.main([str(tiny_run), *arguments])
-    except SystemExit as exit_:  # argparse's own
+    except SystemExit as exit_:  # from argparse
         status = exit_.code
     captured = capsys.readouterr()
     assert status == 2
     assert captured.out == ""
-    assert captured.err.startswith("error: ")
-    assert captured.err.count("\n") == 1
-    assert words in captured.err
+    assert is_one_line_error(captured.err, words)
 
 
-def test_script_refuses_files_that_are_no_prompt_and_checkpoints_that_are_none(
+def test_script_refuses_invalid_prompt_files_and_checkpoints(
     tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
@@ -318,12 +318,10 @@ def test_script_refuses_files_that_are_no_prompt_and_checkpoints_that_are_none(
         ([str(tmp_path / "other.ckpt")], "has 257 token ids and its tokenizer 'gpt2' 50257"),
     ]:
         assert script.main(arguments) == 2
-        err = capsys.readouterr().err
-        assert words in err
-        assert err.count("\n") == 1
+        assert is_one_line_error(capsys.readouterr().err, words)
 
 
-def test_a_vocabulary_with_gaps_is_streamed_as_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_from_a_vocabulary_with_gaps_equals_its_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {bytes([value]): value for value in range(256)}
     gaps = tiktoken.Encoding("gaps", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={"<|endoftext|>": 300})
     monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: ["gaps"])

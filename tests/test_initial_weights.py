@@ -1,6 +1,5 @@
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,18 +7,13 @@ import torch
 
 from gpt.checkpoint import load_model, read_checkpoint, write_model
 from gpt.huggingface import write_pretrained
-
-TrainTiny = Callable[..., int]
-
-
-def _losses(run_dir: Path) -> dict[int, float]:
-    from tests.test_run import scalars
-
-    return scalars(run_dir, "train/loss_nats")
+from tests.runs import TrainTiny, same_weights, scalars
 
 
 @pytest.mark.parametrize("kind", ["run folder", "hugging face"])
-def test_a_run_begins_where_the_weights_are(kind: str, tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path) -> None:
+def test_a_run_starts_from_the_weights_of_init_from(
+    kind: str, tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path
+) -> None:
     source = tiny_run
     if kind == "hugging face":
         model, tokenizer = load_model(tiny_run)
@@ -28,9 +22,9 @@ def test_a_run_begins_where_the_weights_are(kind: str, tiny_run: Path, train_tin
     flags = ("--init_from", str(source), "--trainer.max_steps", "3", "--model.dropout", "0.0")
     assert train_tiny(tmp_path / "fine", *flags) == 0
     assert train_tiny(tmp_path / "fresh", "--trainer.max_steps", "3") == 0
-    fine, fresh = _losses(tmp_path / "fine" / "tiny"), _losses(tmp_path / "fresh" / "tiny")
+    fine, fresh = (scalars(tmp_path / name / "tiny", "train/loss_nats") for name in ("fine", "fresh"))
     assert fine[1] < fresh[1] - 0.5
-    # A shorter context keeps the first positions.
+    # A shorter context keeps the embeddings of the first positions.
     assert train_tiny(tmp_path / "short", *flags, "--model.context_length", "16", "--optim.learning_rate", "1e-9",
                       "--optim.min_learning_rate", "0", "--optim.weight_decay", "0") == 0  # fmt: skip
     short = read_checkpoint(tmp_path / "short" / "tiny")["state_dict"]
@@ -39,17 +33,14 @@ def test_a_run_begins_where_the_weights_are(kind: str, tiny_run: Path, train_tin
     torch.testing.assert_close(short[key], whole[key][:16], rtol=1e-5, atol=1e-6)
 
 
-def test_a_run_that_is_continued_keeps_its_own_weights(tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path) -> None:
+def test_a_resumed_run_does_not_read_init_from_again(tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path) -> None:
     shutil.copytree(tiny_run, tmp_path / "source")
     flags = ("--init_from", str(tmp_path / "source"), "--optim.schedule", "constant")
     assert train_tiny(tmp_path / "whole", *flags, "--trainer.max_steps", "8") == 0
     assert train_tiny(tmp_path / "parts", *flags, "--trainer.max_steps", "4") == 0
-    shutil.rmtree(tmp_path / "source")  # no longer needed: the run has weights of its own
+    shutil.rmtree(tmp_path / "source")
     assert train_tiny(tmp_path / "parts", "--resume", "--trainer.max_steps", "8") == 0
-    whole, parts = (
-        read_checkpoint(tmp_path / name / "tiny" / "last.ckpt")["state_dict"] for name in ("whole", "parts")
-    )
-    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+    assert same_weights(tmp_path / "whole" / "tiny", tmp_path / "parts" / "tiny")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +53,7 @@ def test_a_run_that_is_continued_keeps_its_own_weights(tiny_run: Path, train_tin
         (["--init_from", "nowhere.ckpt"], "there is no checkpoint nowhere.ckpt"),
     ],
 )
-def test_another_shape_is_refused_with_the_flags_to_give(
+def test_weights_of_another_shape_are_refused_with_the_flags_to_give(
     flags: list[str], words: str, tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -71,8 +62,8 @@ def test_another_shape_is_refused_with_the_flags_to_give(
     assert not list(tmp_path.iterdir())
 
 
-def test_another_tokenizer_is_refused(
-    tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_weights_of_another_tokenizer_are_refused(
+    train_tiny: TrainTiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gpt.model.config import GPTConfig
     from gpt.model.transformer import GPT
@@ -81,11 +72,10 @@ def test_another_tokenizer_is_refused(
     config = GPTConfig(50257, context_length=32, d_model=32, num_layers=2, num_heads=2)
     write_model(tmp_path / "other.ckpt", config, GPT(config).state_dict(), Tokenizer("gpt2"))
     assert train_tiny(tmp_path / "runs", "--init_from", str(tmp_path / "other.ckpt")) == 2
-    assert (
-        "has tokenizer 'gpt2' and the data 'bytes'; prepare the data with --tokenizer gpt2" in capsys.readouterr().err
-    )
+    message = "has tokenizer 'gpt2' and the data 'bytes'; prepare the data with --tokenizer gpt2"
+    assert message in capsys.readouterr().err
 
 
-def test_the_saved_config_says_where_it_began(tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path) -> None:
+def test_the_saved_config_contains_init_from(tiny_run: Path, train_tiny: TrainTiny, tmp_path: Path) -> None:
     assert train_tiny(tmp_path, "--init_from", str(tiny_run), "--trainer.max_steps", "2") == 0
     assert json.dumps(str(tiny_run))[1:-1] in (tmp_path / "tiny" / "config.yaml").read_text()

@@ -23,7 +23,9 @@ def _ids(*shape: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("chunks", [[32], [1] * 32, [5, 1, 7, 1, 18], [31, 1], [1, 31], [16, 16]])
 @pytest.mark.parametrize("batch_size", [1, 3])
-def test_cached_logits_equal_uncached_whatever_the_chunks(chunks: list[int], batch_size: int, model: GPT) -> None:
+def test_cached_logits_equal_uncached_logits_for_any_chunk_sizes(
+    chunks: list[int], batch_size: int, model: GPT
+) -> None:
     ids = _ids(batch_size, 32)
     cache, parts = KVCache(model.config, batch_size), []
     for chunk in ids.split(chunks, dim=1):
@@ -33,28 +35,28 @@ def test_cached_logits_equal_uncached_whatever_the_chunks(chunks: list[int], bat
 
 
 @pytest.mark.parametrize("T", [1, 3])
-def test_sequences_of_unequal_lengths_have_the_logits_they_have_alone(T: int, model: GPT) -> None:
+def test_sequences_of_unequal_lengths_have_the_same_logits_as_alone(T: int, model: GPT) -> None:
     lengths = [4, 1, 9, 29]
     ids = _ids(4, 32)
     cache = KVCache(model.config, 4)
-    hidden = prefill(model, cache, [row[:n].tolist() for row, n in zip(ids, lengths, strict=True)])
-    alone = torch.stack([model(row[None, :n])[0, -1] for row, n in zip(ids, lengths, strict=True)])
+    hidden = prefill(model, cache, [sequence[:n].tolist() for sequence, n in zip(ids, lengths, strict=True)])
+    alone = torch.stack([model(sequence[None, :n])[0, -1] for sequence, n in zip(ids, lengths, strict=True)])
     torch.testing.assert_close(model.logits(hidden), alone, rtol=1e-5, atol=1e-5)
-    new = torch.stack([row[n : n + T] for row, n in zip(ids, lengths, strict=True)])
+    new = torch.stack([sequence[n : n + T] for sequence, n in zip(ids, lengths, strict=True)])
     together = model.logits(model.transformer(new, cache=cache))
     cache.advance([T] * 4)
-    for row, n in enumerate(lengths):
-        torch.testing.assert_close(together[row], model(ids[row : row + 1, : n + T])[0, -T:], rtol=1e-5, atol=1e-5)
+    for logits, sequence, n in zip(together, ids, lengths, strict=True):
+        torch.testing.assert_close(logits, model(sequence[None, : n + T])[0, -T:], rtol=1e-5, atol=1e-5)
     assert cache.lengths == [n + T for n in lengths]
-    # Some of the sequences continue without the others.
+    # A subset of the sequences continues.
     cache.compact([0, 2])
-    again = model.logits(model.transformer(ids[[0, 2], 20:21], cache=cache))
-    expected = [torch.cat([ids[row, : lengths[row] + T], ids[row, 20:21]]) for row in (0, 2)]
-    for got, whole in zip(again, expected, strict=True):
-        torch.testing.assert_close(got[-1], model(whole[None])[0, -1], rtol=1e-5, atol=1e-5)
+    subset = model.logits(model.transformer(ids[[0, 2], 20:21], cache=cache))
+    expected = [torch.cat([ids[i, : lengths[i] + T], ids[i, 20:21]]) for i in (0, 2)]
+    for logits, sequence in zip(subset, expected, strict=True):
+        torch.testing.assert_close(logits[-1], model(sequence[None])[0, -1], rtol=1e-5, atol=1e-5)
 
 
-def test_compact_keeps_sequences_in_place_in_the_same_memory(model: GPT) -> None:
+def test_compact_moves_sequences_within_the_same_memory(model: GPT) -> None:
     cache = KVCache(model.config, 5)
     memory = cache.keys.data_ptr()
     cache.lengths = [3, 9, 32, 1, 7]
@@ -69,7 +71,7 @@ def test_compact_keeps_sequences_in_place_in_the_same_memory(model: GPT) -> None
     assert (len(cache.keys[0]), cache.keys.data_ptr()) == (3, memory)
 
 
-def test_the_cache_asserts_its_length(model: GPT) -> None:
+def test_more_tokens_than_the_cache_holds_fail_an_assertion(model: GPT) -> None:
     cache = KVCache(model.config, 1)
     model.transformer(_ids(1, 32), cache=cache)
     cache.advance([32])

@@ -1,4 +1,4 @@
-"""The house's two rules: a stage imports only stages above its line, and lightning lives in training alone."""
+"""Each stage imports only the stages above it, and only gpt.training imports lightning."""
 
 import ast
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 import gpt
 
 ROOT = Path(gpt.__file__).parent
-STAGES = [
+STAGES = [  # in the order of data flow
     {"errors"},
     {"files", "cli"},
     {"tokenizer"},
@@ -21,7 +21,6 @@ STAGES = [
     {"training"},
 ]
 RANK = {name: rank for rank, names in enumerate(STAGES) for name in names}
-# attention_primer is for reading; config holds no torch, so that the command line's help is quick.
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
 
 
@@ -35,7 +34,7 @@ def _imports(path: Path) -> set[str]:
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path} imports relatively"
+            assert node.level == 0, f"{path} has a relative import"
             names.add(node.module or "")
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
@@ -50,25 +49,25 @@ def test_a_stage_imports_only_stages_above_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_lightning_lives_in_training_alone(path: Path) -> None:
+def test_only_training_imports_lightning(path: Path) -> None:
     if _stage(path) != "training":
         assert not any(name.split(".")[0] in ("lightning", "pytorch_lightning") for name in _imports(path))
 
 
-def test_nothing_imports_the_primer() -> None:
+def test_no_module_imports_the_attention_primer() -> None:
     assert not any("gpt.model.attention_primer" in _imports(path) for path in MODULES)
 
 
 @pytest.mark.parametrize(
-    "module,unwanted",
+    "module,heavy",
     [
         ("gpt", ["torch", "numpy", "lightning"]),
-        ("gpt.training.config_parser", ["torch", "lightning"]),
+        ("gpt.training.config_parser", ["torch", "lightning"]),  # so that --help is fast
         ("gpt.generation.generate", ["lightning"]),
         ("gpt.checkpoint", ["lightning"]),
     ],
 )
-def test_importing_stays_cheap(module: str, unwanted: list[str]) -> None:
-    code = f"import sys, {module}; sys.exit(' '.join(set({unwanted}) & set(sys.modules)) or 0)"
+def test_an_import_does_not_load_heavy_libraries(module: str, heavy: list[str]) -> None:
+    code = f"import sys, {module}; sys.exit(' '.join(set({heavy}) & set(sys.modules)) or 0)"
     finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr

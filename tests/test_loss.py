@@ -30,14 +30,12 @@ def test_loss_and_gradients_equal_cross_entropy_for_any_chunk_size(
     ours = next_token_loss(hidden, weight, targets)
     theirs = _plain(hidden.double(), weight.double(), targets)
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
-    scale = 0.37  # backward must honour the gradient that it is given
-    ours_grads = torch.autograd.grad(ours * scale, (hidden, weight))
-    theirs_grads = torch.autograd.grad(theirs * scale, (hidden, weight))
-    for got, expected in zip(ours_grads, theirs_grads, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    scale = 0.37  # the backward pass must use the incoming gradient
+    gradients = [torch.autograd.grad(value * scale, (hidden, weight)) for value in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-6)
 
 
-def test_without_gradients_the_value_is_the_same_and_nothing_is_stored() -> None:
+def test_the_loss_without_gradients_has_the_same_value() -> None:
     torch.manual_seed(1)
     hidden, weight = torch.randn(8, 16), torch.randn(50, 16, requires_grad=True)
     targets = torch.randint(0, 50, (8,))
@@ -76,27 +74,26 @@ def test_the_cuda_loss_equals_the_plain_loss_and_gradients(
 ) -> None:
     monkeypatch.setattr(loss_module, "CUDA_CHUNK_LOGITS", chunk_logits)
     shapes: list[tuple[int, ...]] = []
-    of_chunk = loss_module._loss_and_gradients
+    original = loss_module._loss_and_gradients
     monkeypatch.setattr(
-        loss_module, "_loss_and_gradients", lambda *args: (shapes.extend(x.shape for x in args[:2]), of_chunk(*args))[1]
+        loss_module, "_loss_and_gradients", lambda *args: (shapes.extend(x.shape for x in args[:2]), original(*args))[1]
     )
     torch.manual_seed(0)
-    # Far from 0, so that logits of padded ids would weigh something if they were let in.
+    # Far from 0, so that including the logits of padded ids would change the loss.
     hidden = (torch.randn(30, 16) - 3).requires_grad_()
     weight = (torch.randn(vocab_size, 16) + 1).requires_grad_()
     targets = torch.randint(0, vocab_size, (30,))
     targets[:4] = IGNORED
     ours, theirs = _padded(hidden, weight, targets), _plain(hidden.double(), weight.double(), targets)
     torch.testing.assert_close(ours.double(), theirs, rtol=1e-6, atol=0)
-    rows = {1: 1, 7 * 128: 1, 10**9: 30}[chunk_logits]  # uncompiled, of a quarter of the logits; a power of two
-    assert shapes == [(rows, 16), (128, 16)] * (30 // rows)
-    grads = [torch.autograd.grad(value * 0.37, (hidden, weight)) for value in (ours, theirs)]
-    for got, expected in zip(*grads, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
+    tokens = {1: 1, 7 * 128: 1, 10**9: 30}[chunk_logits]  # uncompiled: a power of two, a quarter of the logits
+    assert shapes == [(tokens, 16), (128, 16)] * (30 // tokens)
+    gradients = [torch.autograd.grad(value * 0.37, (hidden, weight)) for value in (ours, theirs)]
+    torch.testing.assert_close(*gradients, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("form", [next_token_loss, _padded])
-def test_bfloat16_autocast_stays_close_to_float64(form: Callable[..., torch.Tensor]) -> None:
+def test_bfloat16_autocast_is_close_to_float64(form: Callable[..., torch.Tensor]) -> None:
     torch.manual_seed(3)
     hidden, weight = torch.randn(40, 32, requires_grad=True), (torch.randn(200, 32) / 6).requires_grad_()
     targets = torch.randint(0, 200, (40,))
@@ -121,9 +118,7 @@ def test_the_cuda_loss_compiles_to_one_graph() -> None:
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
     torch.testing.assert_close(values[1], values[0])
-    grads = [torch.autograd.grad(value, (hidden, weight)) for value in values]
-    for got, expected in zip(*grads, strict=True):
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(*(torch.autograd.grad(value, (hidden, weight)) for value in values))
 
 
 def test_only_cuda_pads_the_lm_head(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,11 +144,11 @@ def test_loss_and_gradients_on_a_gpu_equal_those_on_a_cpu(compiled: bool) -> Non
         value = next_token_loss(x, w, targets.to(device), compiled)
         results.append([value, *torch.autograd.grad(value, (x, w))])
     for got, expected in zip(results[1], results[0], strict=True):
-        assert (got.cpu() - expected).norm() < 2e-3 * expected.norm()  # products in TF32
+        assert (got.cpu() - expected).norm() < 2e-3 * expected.norm()  # matrix products in TF32
 
 
 class _LargestTensor(TorchDispatchMode):
-    """Notes the size of the largest tensor that any operation gives."""
+    """Records the size of the largest tensor that an operation returns."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +163,7 @@ class _LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("num_tokens,vocab_size", [(64, 1000), (512, 1000), (64, 8000), (512, 8000)])
-def test_memory_does_not_grow_with_tokens_times_vocabulary(
+def test_memory_does_not_grow_with_tokens_times_vocab_size(
     num_tokens: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loss_module, "CPU_CHUNK_LOGITS", 16_000)

@@ -11,7 +11,7 @@ from gpt.model.transformer import GPT
 EOT = 99
 
 
-def test_documents_and_positions_by_hand() -> None:
+def test_document_ids_positions_and_mask_of_small_examples() -> None:
     ids = torch.tensor([[5, 6, EOT, 1, 2, EOT, EOT, 3], [EOT, 1, 2, 3, 4, 5, 6, EOT]])
     documents = document_ids(ids, EOT)
     assert documents.tolist() == [[0, 0, 1, 1, 1, 2, 3, 3], [1, 1, 1, 1, 1, 1, 1, 2]]
@@ -33,7 +33,7 @@ def _logits(model: GPT, ids: torch.Tensor) -> torch.Tensor:
     return F.linear(model.transformer(ids, document_ids(ids, EOT)), model.lm_head_weight)
 
 
-def test_each_document_has_the_logits_that_it_has_alone(model: GPT) -> None:
+def test_each_packed_document_has_the_same_logits_as_alone(model: GPT) -> None:
     generator = torch.Generator().manual_seed(1)
     parts = [torch.randint(0, 99, (size,), generator=generator) for size in (10, 1, 25, 20)]
     for part in parts[1:]:
@@ -43,7 +43,7 @@ def test_each_document_has_the_logits_that_it_has_alone(model: GPT) -> None:
     torch.testing.assert_close(together, alone)
 
 
-def test_changing_a_document_leaves_all_others_bit_equal(model: GPT) -> None:
+def test_changing_a_document_leaves_the_logits_of_all_others_bit_equal(model: GPT) -> None:
     generator = torch.Generator().manual_seed(2)
     starts = [0, 13, 30, 31, 64]
     ids = torch.randint(0, 99, (3, 64), generator=generator)
@@ -61,14 +61,14 @@ def test_changing_a_document_leaves_all_others_bit_equal(model: GPT) -> None:
             assert not torch.equal(after[:, ~others], before[:, ~others])
 
 
-def test_without_the_mask_documents_do_see_each_other(model: GPT) -> None:
+def test_without_the_mask_attention_crosses_document_boundaries(model: GPT) -> None:
     ids = torch.tensor([[1, 2, EOT, 3, 4]])
     changed = torch.tensor([[1, 7, EOT, 3, 4]])
     assert not torch.equal(model(ids)[:, 2:], model(changed)[:, 2:])
     assert torch.equal(_logits(model, ids)[:, 2:], _logits(model, changed)[:, 2:])
 
 
-def test_the_gpus_form_of_the_mask_says_the_same() -> None:
+def test_flex_attention_with_the_block_mask_equals_the_dense_mask() -> None:
     ids = torch.randint(0, 100, (2, 256), generator=torch.Generator().manual_seed(3))
     ids[:, [40, 130, 200]] = EOT
     documents = document_ids(ids, EOT)
@@ -79,7 +79,7 @@ def test_the_gpus_form_of_the_mask_says_the_same() -> None:
 
 
 @pytest.mark.gpu
-def test_the_gpus_path_has_the_cpus_logits_and_gradients(model: GPT) -> None:
+def test_masked_logits_and_gradients_on_a_gpu_equal_those_on_a_cpu(model: GPT) -> None:
     ids = torch.randint(0, 99, (2, 64), generator=torch.Generator().manual_seed(4))
     ids[:, [13, 30]] = EOT
     results = []

@@ -1,6 +1,5 @@
-"""The step itself; whole runs are in test_run.py."""
+"""The Lightning module; complete runs are in test_run.py."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,50 +17,50 @@ from gpt.model.transformer import GPT
 from gpt.training.config_parser import parse_config
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule, _mixed_seed
-from tests.test_run import scalars, weights
+from tests.runs import TrainTiny, same_tensors, scalars, weights
 
 
 @pytest.mark.parametrize("micro_batch_size,world_size", [(1, 1), (2, 1), (3, 1), (1, 2), (3, 2)])
-def test_shares_of_a_ragged_global_batch_add_up_to_its_mean(
+def test_losses_of_micro_batches_add_up_to_the_mean_over_the_targets_of_the_global_batch(
     micro_batch_size: int, world_size: int, tiny_data: Path
 ) -> None:
     torch.manual_seed(0)
     model = GPT(GPTConfig(257, 32, 32, 2, 2, 0.0))
     windows = TokenWindows(SplitTokens(tiny_data, Manifest.load(tiny_data), "train"), 32)
-    ragged = len(windows) - 1
-    assert windows.num_targets(ragged) < 32
-    make = [TrainingBatches(windows, 1234, 6, micro_batch_size, rank, world_size) for rank in range(world_size)]
-    step = next(step for step in range(100) if ragged in make[0].window_indices(step))
+    incomplete = len(windows) - 1
+    assert windows.num_targets(incomplete) < 32
+    ranks = [TrainingBatches(windows, 1234, 6, micro_batch_size, rank, world_size) for rank in range(world_size)]
+    step = next(step for step in range(100) if incomplete in ranks[0].window_indices(step))
 
-    chosen = [windows[index] for index in make[0].window_indices(step)]
+    chosen = [windows[index] for index in ranks[0].window_indices(step)]
     inputs, targets = (torch.stack([window[name] for window in chosen]) for name in ("inputs", "targets"))
     mean = F.cross_entropy(model(inputs).flatten(0, 1).double(), targets.flatten(), ignore_index=IGNORED)
     expected = torch.autograd.grad(mean, list(model.parameters()))
 
     total = 0.0
-    for batches in make:
+    for batches in ranks:
         for micro in range(batches.accumulation):
             batch = batches[step * batches.accumulation + micro]
             hidden = model.transformer(batch["inputs"])
-            share = next_token_loss(hidden, model.lm_head_weight, batch["targets"]) / batch["global_targets"]
-            share.backward()
-            total += share.item()
+            loss = next_token_loss(hidden, model.lm_head_weight, batch["targets"]) / batch["global_targets"]
+            loss.backward()
+            total += loss.item()
     assert total == pytest.approx(mean.item(), rel=1e-6)
     for parameter, gradient in zip(model.parameters(), expected, strict=True):
         assert parameter.grad is not None
         assert (parameter.grad - gradient).norm() <= 1e-6 * gradient.norm() + 1e-9
 
 
-def test_seeds_of_micro_batches_differ_in_the_bits_that_a_generator_uses() -> None:
+def test_seeds_of_micro_batches_differ_in_their_low_32_bits() -> None:
     seeds = {
         _mixed_seed(seed, number, rank) % 2**32 for seed in range(3) for number in range(3000) for rank in range(2)
     }
-    assert len(seeds) >= 3 * 3000 * 2 - 2  # one collision is what 18,000 draws of 32 bits may bring
+    assert len(seeds) >= 3 * 3000 * 2 - 2  # 18,000 random 32-bit numbers may collide once
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_a_plain_trainer_trains_to_the_losses_of_train_py(
-    accumulation: int, train_tiny: Callable[..., int], tiny_data: Path, tiny_config: Path, tmp_path: Path
+    accumulation: int, train_tiny: TrainTiny, tiny_data: Path, tiny_config: Path, tmp_path: Path
 ) -> None:
     flags = ["--trainer.max_steps", "8", "--data.micro_batch_size", str(4 // accumulation)]
     assert train_tiny(tmp_path, *flags) == 0
@@ -82,11 +81,11 @@ def test_a_plain_trainer_trains_to_the_losses_of_train_py(
     trainer.callbacks.append(Record())
     trainer.fit(module, data)
     assert losses == list(scalars(tmp_path / "tiny", "train/loss_nats").values())  # bit-equal
-    assert all(torch.equal(module.state_dict()[name], tensor) for name, tensor in weights(tmp_path / "tiny").items())
+    assert same_tensors(module.state_dict(), weights(tmp_path / "tiny"))
     assert "val_loss_nats" in trainer.callback_metrics
 
 
-def test_a_trainer_with_another_accumulation_is_refused(tiny_data: Path, tiny_config: Path) -> None:
+def test_a_trainer_with_another_accumulate_grad_batches_is_refused(tiny_data: Path, tiny_config: Path) -> None:
     config = parse_config(tiny_config, ["--data.path", str(tiny_data)])
     data = TokenDataModule(config)
     trainer = L.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)

@@ -25,13 +25,13 @@ def test_weight_decay_acts_on_matrices_only() -> None:
     before = copy.deepcopy(model.state_dict())
     for parameter in model.parameters():
         parameter.grad = torch.zeros_like(parameter)
-    optimizer.step()  # with no gradient, decay is all that happens
+    optimizer.step()  # with zero gradients, only weight decay changes the weights
     for name, parameter in model.named_parameters():
         factor = 1 - 0.1 * 0.5 if parameter.ndim >= 2 else 1.0
         torch.testing.assert_close(parameter.detach(), before[name] * factor)
 
 
-def test_adamw_is_torchs() -> None:
+def test_adamw_equals_torch_adamw() -> None:
     torch.manual_seed(0)
     ours = GPT(TINY)
     theirs = copy.deepcopy(ours)
@@ -43,26 +43,25 @@ def test_adamw_is_torchs() -> None:
     for seed in range(5):
         for model, optimizer in zip((ours, theirs), optimizers, strict=True):
             _step(model, optimizer, seed)
-    for got, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(list(ours.parameters()), list(theirs.parameters()))
 
 
 @pytest.mark.parametrize("shape", [(12, 12), (12, 48), (48, 12)])
-def test_orthogonalise_keeps_directions_and_evens_out_their_strength(shape: tuple[int, int]) -> None:
+def test_orthogonalise_keeps_singular_vectors_and_equalises_singular_values(shape: tuple[int, int]) -> None:
     torch.manual_seed(1)
     matrices = torch.randn(3, *shape, dtype=torch.float64)
     result = orthogonalise(matrices).double()
     for matrix, orthogonal in zip(matrices, result, strict=True):
-        u, singular, vh = torch.linalg.svd(matrix, full_matrices=False)
-        rotated = u.T @ orthogonal @ vh.T  # diagonal if the directions are those of the matrix
-        strengths = rotated.diagonal()
-        off_diagonal = rotated - torch.diag(strengths)
+        u, original, vh = torch.linalg.svd(matrix, full_matrices=False)
+        rotated = u.T @ orthogonal @ vh.T  # diagonal if the singular vectors are those of the matrix
+        singular_values = rotated.diagonal()
+        off_diagonal = rotated - torch.diag(singular_values)
         assert off_diagonal.abs().max() < 1e-4
-        assert strengths[singular / singular.norm() > 0.01].min() > 0.6
-        assert strengths.max() < 1.25
+        assert singular_values[original / original.norm() > 0.01].min() > 0.6
+        assert singular_values.max() < 1.25
 
 
-def test_muon_moves_hidden_matrices_along_the_orthogonalised_momentum() -> None:
+def test_muon_updates_hidden_matrices_by_the_orthogonalised_momentum() -> None:
     torch.manual_seed(2)
     model = GPT(TINY)
     config = OptimConfig(name="muon", muon_learning_rate=0.1, muon_momentum=0.5, weight_decay=0.2)
@@ -78,7 +77,7 @@ def test_muon_moves_hidden_matrices_along_the_orthogonalised_momentum() -> None:
         torch.testing.assert_close(weight.detach(), before * (1 - 0.1 * 0.2) - 0.1 * update)
 
 
-def test_muon_treats_queries_keys_and_values_as_matrices_of_their_own() -> None:
+def test_muon_orthogonalises_query_key_and_value_weights_separately() -> None:
     torch.manual_seed(3)
     model = GPT(TINY)
     optimizer = build_optimizer(model, OptimConfig(name="muon", muon_learning_rate=1.0, weight_decay=0.0))
@@ -102,7 +101,7 @@ def test_muon_leaves_embeddings_biases_and_norms_to_adamw() -> None:
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_loaded_state_goes_on_bit_equal(name: str) -> None:
+def test_a_loaded_optimizer_state_continues_bit_equal(name: str) -> None:
     torch.manual_seed(5)
     model = GPT(TINY)
     optimizer = build_optimizer(model, OptimConfig(name=name))
@@ -117,13 +116,13 @@ def test_a_loaded_state_goes_on_bit_equal(name: str) -> None:
     assert all(map(torch.equal, model.parameters(), copied.parameters()))
 
 
-def test_a_schedule_reaches_both_of_muons_halves() -> None:
+def test_a_schedule_applies_to_all_parameter_groups_of_muon() -> None:
     optimizer = build_optimizer(GPT(TINY), OptimConfig(name="muon", learning_rate=0.3, muon_learning_rate=0.7))
     torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.5)
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.35, 0.15, 0.15])
 
 
-def test_cosine_has_its_closed_form() -> None:
+def test_the_cosine_schedule_equals_its_closed_form() -> None:
     config = OptimConfig(learning_rate=1.0, min_learning_rate=0.1, warmup_steps=10)
     factors = [learning_rate_factor(step, config, 111) for step in range(111)]
     assert factors[:10] == pytest.approx([0.1 * (step + 1) for step in range(10)])
@@ -133,7 +132,7 @@ def test_cosine_has_its_closed_form() -> None:
     assert factors[110] == pytest.approx(0.1)
 
 
-def test_wsd_stays_and_then_falls_straight() -> None:
+def test_the_wsd_schedule_is_constant_then_decays_linearly() -> None:
     config = OptimConfig(schedule="wsd", learning_rate=1.0, min_learning_rate=0.0, warmup_steps=5, decay_fraction=0.5)
     factors = [learning_rate_factor(step, config, 101) for step in range(101)]
     assert factors[4:51] == pytest.approx([1.0] * 47)
@@ -141,6 +140,6 @@ def test_wsd_stays_and_then_falls_straight() -> None:
     assert factors[100] == pytest.approx(0.0)
 
 
-def test_constant_stays() -> None:
+def test_the_constant_schedule_is_constant_after_warmup() -> None:
     config = OptimConfig(schedule="constant", warmup_steps=2)
     assert [learning_rate_factor(step, config, 10) for step in range(4)] == pytest.approx([0.5, 1, 1, 1])

@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,6 +13,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.kv_cache import KVCache
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
+from tests.runs import same_tensors
 
 
 @pytest.mark.parametrize("shape", [(1,), (2,), (3, 2), (64,), (65,), (2, 50), (1, 1)])
@@ -26,12 +29,12 @@ def test_packed_linear_equals_float64(shape: tuple[int, ...], fan_out: int, fan_
 
 
 def _rounded(weight: torch.Tensor) -> torch.Tensor:
-    """Each output's weights to the nearest of 127 steps up to the largest, in float64."""
+    """Round the weights of each output to 127 steps of its largest, in float64."""
     steps = weight.double().abs().amax(dim=1, keepdim=True) / 127
     return (weight / steps).round() * steps
 
 
-def _distance(got: torch.Tensor, expected: torch.Tensor) -> float:
+def _relative_error(got: torch.Tensor, expected: torch.Tensor) -> float:
     return float((got.double() - expected).norm() / expected.norm())
 
 
@@ -44,9 +47,9 @@ def test_int8_rounds_weights_to_8_bits_and_inputs_to_13(shape: tuple[int, ...], 
     got = layer(x)
     assert got.shape == (*shape, 300)
     # Two digits of 63 and 126 steps: rounding is uniform within 1 / 7938 of the largest, here 5 at most.
-    assert _distance(got - bias, x.double() @ _rounded(weight).T) < 5 / 7938 * 0.29 * 1.3
-    # The weights' own steps are 1 / 127 of the largest of 400, about 3 standard deviations.
-    assert _distance(got - bias, x.double() @ weight.double().T) == pytest.approx(0.29 * 3 / 127, rel=0.1)
+    assert _relative_error(got - bias, x.double() @ _rounded(weight).T) < 5 / 7938 * 0.29 * 1.3
+    # The steps of the weights are 1 / 127 of the largest of 400, about 3 standard deviations.
+    assert _relative_error(got - bias, x.double() @ weight.double().T) == pytest.approx(0.29 * 3 / 127, rel=0.1)
 
 
 def test_int8_represents_outlier_features() -> None:
@@ -54,7 +57,7 @@ def test_int8_represents_outlier_features() -> None:
     weight, x = torch.randn(300, 400), torch.randn(5, 400)
     x[:, [3, 77]] = torch.tensor([100.0, -50.0])  # with one digit the rounding step would be 1.6
     got, rounded = Int8Linear(weight, None)(x), _rounded(weight)
-    # Each of the five rows is rounded to steps of 100 / 7938.
+    # Each of the five inputs is rounded to steps of 100 / 7938.
     assert (got.double() - x.double() @ rounded.T).norm() < 100 / 7938 * 0.29 * 5**0.5 * rounded.norm() * 1.3
 
 
@@ -64,20 +67,20 @@ def test_int8_sequences_do_not_affect_each_other() -> None:
     layer = Int8Linear(torch.randn(300, 40), bias)
     x = torch.randn(6, 40) * torch.tensor([1e-3, 1.0, 1e3, 5.0, 0.0, 1e-42])[:, None]
     together = layer(x)
-    assert torch.equal(together, torch.cat([layer(row[None]) for row in x]))
+    assert torch.equal(together, torch.cat([layer(sequence[None]) for sequence in x]))
     assert torch.equal(together[4], bias)
     torch.testing.assert_close(together[5], bias)
 
 
-def test_first_digits_are_rounded_once() -> None:
-    # Just beside a half, two ways of rounding may differ, and then a whole digit is lost.
+def test_values_next_to_a_half_are_rounded_consistently() -> None:
+    # If the two digits rounded a value next to a half differently, the error would be a whole first digit.
     halves = torch.arange(-62.5, 63)
     x = torch.cat([halves, *(halves.nextafter(halves + side) for side in (1, -1))])
     layer = Int8Linear(torch.eye(1), None, bound=63.0)
     torch.testing.assert_close(layer(x[:, None])[:, 0], x, rtol=0, atol=0.51 / 126)
 
 
-def test_many_tokens_are_split_into_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_int8_outputs_do_not_depend_on_the_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = Int8Linear(torch.randn(30, 40), torch.randn(30)), torch.randn(3, 7, 40)
     at_once = layer(x)
@@ -91,11 +94,11 @@ def test_the_bound_of_a_layer_norm_is_tight() -> None:
     with torch.no_grad():
         norm.weight.uniform_(-2, 2)
         norm.bias.normal_()
-        spikes = torch.cat([torch.eye(256), -torch.eye(256)]) * 1e3  # one feature, and nothing else
+        spikes = torch.cat([torch.eye(256), -torch.eye(256)]) * 1e3  # a single feature
         largest, bound = norm(spikes).abs().max(), _bound(*_norm(norm))
         assert bound is not None
         assert 0.95 * bound < largest <= bound
-        norm.weight[3] = 60.0  # a gain that would leave all others a coarse step
+        norm.weight[3] = 60.0  # a bound from this gain would make the steps of all other features too coarse
         assert _bound(*_norm(norm)) is None
         norm.weight.zero_()
         norm.bias.zero_()
@@ -123,7 +126,7 @@ def _model() -> GPT:
     return model.requires_grad_(False)
 
 
-def test_a_packed_model_has_the_models_logits_and_texts() -> None:
+def test_a_packed_model_has_the_same_logits_and_texts() -> None:
     tokenizer, ids = Tokenizer("bytes"), torch.randint(257, (3, 32), generator=torch.Generator().manual_seed(1))
     plain = _model()
     packed = PackedGPT(plain)
@@ -135,7 +138,7 @@ def test_a_packed_model_has_the_models_logits_and_texts() -> None:
     assert [generate(packed, tokenizer, [p], request, [s])[0] for p, s in zip(prompts, seeds, strict=True)] == texts[0]
 
 
-def test_int8_changes_predictions_by_less_than_a_hundredth_of_their_entropy() -> None:
+def test_the_kl_divergence_of_int8_is_below_a_hundredth_of_the_entropy() -> None:
     ids = torch.randint(257, (2, 32), generator=torch.Generator().manual_seed(1))
     plain = _model()
     rounded = PackedGPT(plain, "int8")
@@ -158,12 +161,12 @@ def test_int8_text_does_not_depend_on_the_batch() -> None:
     assert together == [generate(model, tokenizer, [prompt], request, [0])[0] for prompt in prompts]
 
 
-def test_the_model_stays_as_it_is_and_can_go_on_training() -> None:
+def test_packing_does_not_modify_the_model_which_can_be_trained_further() -> None:
     model = GPT(GPTConfig(vocab_size=257, context_length=8, d_model=8, num_layers=1, num_heads=2, dropout=0.0))
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    before = copy.deepcopy(model.state_dict())
     packed, ids = PackedGPT(model), torch.arange(8)[None]
     expected = packed(ids).clone()
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert same_tensors(model.state_dict(), before)
     assert model.training
     model(ids).square().sum().backward()
     with torch.no_grad():
@@ -173,7 +176,7 @@ def test_the_model_stays_as_it_is_and_can_go_on_training() -> None:
     assert not torch.allclose(model(ids), expected)
 
 
-def test_documents_are_masked_as_in_the_model() -> None:
+def test_documents_are_masked_as_in_the_unpacked_model() -> None:
     model, ids = _model(), torch.tensor([[1, 256, 5, 6, 256, 7]])
     documents = (ids == 256).cumsum(dim=1)
     packed = PackedGPT(model)
@@ -182,6 +185,6 @@ def test_documents_are_masked_as_in_the_model() -> None:
     assert not torch.allclose(packed.transformer(ids), expected, rtol=1e-2)
 
 
-def test_packing_is_refused_off_the_cpu() -> None:
+def test_packing_on_another_device_is_refused() -> None:
     with pytest.raises(UserError, match="packed weights are for CPUs"):
         PackedGPT(_model().to("meta"), "int8")

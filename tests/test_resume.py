@@ -1,13 +1,11 @@
-"""Continuing a run: the same losses, weights and events as if nothing had happened."""
+"""A resumed run has the losses, weights and events of an uninterrupted run."""
 
 import json
 import math
 import os
 import random
-import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,104 +17,67 @@ import torch
 from gpt.checkpoint import read_checkpoint
 from gpt.files import exclusive
 from gpt.training.step import StepCallback
-from gpt.training.training_log import TrainingLog
-from tests.test_run import events, same_weights, scalars, weights
-
-TrainTiny = Callable[..., int]
-TAGS = ("train/loss_nats", "train/learning_rate", "train/gradient_norm", "val/loss_nats", "val/perplexity")
+from tests.runs import TAGS, HostilePickle, TrainTiny, at_step, events, run_differences, scalars
 
 
 class CrashError(Exception):
-    """What a kill looks like from inside: nothing of ours runs any more."""
-
-
-def _at(
-    step: int, act: Callable[[], None], monkeypatch: pytest.MonkeyPatch, hook: str = "after_step",
-    owner: type = TrainingLog,
-) -> None:  # fmt: skip
-    """Do something once, when so many steps are done, before anything else that follows a step or a validation."""
-    original = getattr(owner, hook)
-    done = []
-
-    def patched(self: Any, trainer: Any, *rest: Any) -> None:
-        original(self, trainer, *rest)
-        if trainer.global_step == step and not done:
-            done.append(True)
-            act()
-
-    monkeypatch.setattr(owner, hook, patched)
+    """Ends a run as a kill would: nothing is saved or finalised."""
 
 
 def _crash() -> None:
     raise CrashError
 
 
-def _same_run(first: Path, second: Path) -> None:
-    assert same_weights(first, second)
-    for tag in TAGS:
-        assert scalars(first, tag) == scalars(second, tag), tag  # bit-equal, each step once
-    best = [read_checkpoint(path / "best.ckpt") for path in (first, second)]
-    assert best[0]["global_step"] == best[1]["global_step"]
-    ours, theirs = (read_checkpoint(path / "last.ckpt")["optimizer_states"][0]["state"] for path in (first, second))
-    for key in ours:
-        assert all(torch.equal(ours[key][name], theirs[key][name]) for name in ours[key])
+def _images_and_texts(run_dir: Path) -> list[list[tuple[int, bytes]]]:
+    board = events(run_dir)
+    images = [board.Images("attention/all_heads")]
+    texts = board.Tensors("sample/text_summary")
+    return [
+        *([(event.step, event.encoded_image_string) for event in written] for written in images),
+        [(event.step, event.tensor_proto.string_val[0]) for event in texts],
+    ]
 
 
-# Saves are at 5, 10, 12 (validated), 15, 20, 24 (validated), 25, 30; the tiny run has dropout and accumulation.
+# Saves are at 5, 10, 12 (validated), 15, 20, 24 (validated), 25, 30; dropout and gradient accumulation are on.
 @pytest.mark.parametrize(
     "step,hook",
     [(3, "after_step"), (7, "after_step"), (12, "after_step"), (12, "after_validation"),
      (13, "after_step"), (20, "after_step"), (24, "before_validation"), (30, "after_step")],
 )  # fmt: skip
-def test_a_crash_at_any_point_is_continued_exactly(
+def test_a_run_resumed_after_a_crash_is_bit_equal(
     step: int, hook: str, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch, pytest.raises(CrashError):
-        _at(step, _crash, patch, hook)
+        at_step(step, _crash, patch, hook)
         train_tiny(tmp_path)
     assert train_tiny(tmp_path, "--resume") == 0
-    _same_run(tmp_path / "tiny", tiny_run)
+    assert run_differences(tmp_path / "tiny", tiny_run) == []
+    assert _images_and_texts(tmp_path / "tiny") == _images_and_texts(tiny_run)
     assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_several_crashes_in_a_row_with_loader_workers_and_muon(
+def test_a_run_resumed_after_several_crashes_with_loader_workers_and_muon_is_bit_equal(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags = ["--optim.name", "muon", "--optim.schedule", "wsd"]
-    assert train_tiny(tmp_path / "whole", *flags) == 0
+    assert train_tiny(tmp_path / "uninterrupted", *flags) == 0
     for number, step in enumerate((8, 14, 17, 27)):
         with monkeypatch.context() as patch, pytest.raises(CrashError):
-            _at(step, _crash, patch)
-            train_tiny(tmp_path / "cut", *flags, "--data.num_workers", "2", *(["--resume"] if number else []))
-    assert train_tiny(tmp_path / "cut", "--resume") == 0  # the flags of the first start are remembered
-    _same_run(tmp_path / "cut" / "tiny", tmp_path / "whole" / "tiny")
-
-
-def test_images_and_texts_are_one_series(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch, pytest.raises(CrashError):
-        _at(14, _crash, patch)
-        train_tiny(tmp_path)
-    assert train_tiny(tmp_path, "--resume") == 0
-    whole, cut = events(tiny_run), events(tmp_path / "tiny")
-    images = [[(e.step, e.encoded_image_string) for e in run.Images("attention/all_heads")] for run in (whole, cut)]
-    assert images[0] == images[1]
-    texts = [
-        [(e.step, e.tensor_proto.string_val[0]) for e in run.Tensors("sample/text_summary")] for run in (whole, cut)
-    ]
-    assert texts[0] == texts[1]
+            at_step(step, _crash, patch)
+            train_tiny(tmp_path / "resumed", *flags, "--data.num_workers", "2", *(["--resume"] if number else []))
+    assert train_tiny(tmp_path / "resumed", "--resume") == 0  # the flags of the first start are saved
+    assert run_differences(tmp_path / "resumed" / "tiny", tmp_path / "uninterrupted" / "tiny") == []
 
 
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 @pytest.mark.parametrize("step", [7, 12])
-def test_a_signal_finishes_the_step_saves_and_says_where(
+def test_a_signal_finishes_the_step_and_saves_a_checkpoint(
     number: signal.Signals, status: int, step: int, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     before = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     with monkeypatch.context() as patch:
-        _at(step, lambda: os.kill(os.getpid(), number), patch)
+        at_step(step, lambda: os.kill(os.getpid(), number), patch)
         with pytest.raises(SystemExit) as stopped:
             train_tiny(tmp_path)
     assert stopped.value.code == status
@@ -125,18 +86,18 @@ def test_a_signal_finishes_the_step_saves_and_says_where(
     error = capfd.readouterr().err
     assert f"{number.name}: step {step} is saved in {tmp_path / 'tiny' / 'last.ckpt'}" in error
     assert "--resume --run_name tiny" in error
-    if step == 12:  # a validation was due, and is not lost
+    if step == 12:  # the validation that was due has run
         assert list(scalars(tmp_path / "tiny", "val/loss_nats")) == [12]
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
     assert train_tiny(tmp_path, "--resume") == 0
-    _same_run(tmp_path / "tiny", tiny_run)
+    assert run_differences(tmp_path / "tiny", tiny_run) == []
 
 
-def test_max_time_ends_a_run_in_good_order(
+def test_max_time_ends_a_run_with_a_validation_and_a_checkpoint(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with monkeypatch.context() as patch:
-        _at(9, lambda: time.sleep(1.2), patch)
+        at_step(9, lambda: time.sleep(1.2), patch)
         assert train_tiny(tmp_path, "--trainer.max_time", "00:00:01", "--trainer.max_steps", "5000", "--json") == 0
     result = json.loads(capfd.readouterr().out)
     assert result["steps"] <= 9
@@ -144,26 +105,27 @@ def test_max_time_ends_a_run_in_good_order(
     assert max(scalars(tmp_path / "tiny", "val/loss_nats")) == result["steps"]
 
 
-def test_another_division_of_the_batch_continues_the_same_data(
+def test_a_run_resumed_with_another_micro_batch_size_reads_the_same_data(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert train_tiny(tmp_path / "whole", "--model.dropout", "0") == 0
+    assert train_tiny(tmp_path / "uninterrupted", "--model.dropout", "0") == 0
     with monkeypatch.context() as patch, pytest.raises(CrashError):
-        _at(14, _crash, patch)
-        train_tiny(tmp_path / "cut", "--model.dropout", "0")
-    assert train_tiny(tmp_path / "cut", "--resume", "--data.micro_batch_size", "1") == 0
+        at_step(14, _crash, patch)
+        train_tiny(tmp_path / "resumed", "--model.dropout", "0")
+    assert train_tiny(tmp_path / "resumed", "--resume", "--data.micro_batch_size", "1") == 0
     for tag in TAGS:
-        whole, cut = scalars(tmp_path / "whole" / "tiny", tag), scalars(tmp_path / "cut" / "tiny", tag)
-        assert cut == pytest.approx(whole, rel=1e-3), tag
-        assert list(cut) == list(whole)
+        uninterrupted, resumed = (scalars(tmp_path / name / "tiny", tag) for name in ("uninterrupted", "resumed"))
+        assert resumed == pytest.approx(uninterrupted, rel=1e-3), tag
+        assert list(resumed) == list(uninterrupted)
 
 
-def test_a_finished_run_goes_on_with_more_steps(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+def test_a_completed_run_is_resumed_only_for_more_steps(
+    train_tiny: TrainTiny, tiny_run: Path, tiny_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
-    assert train_tiny(tmp_path, "--resume", "--json") == 0  # so that a loop of restarts ends
+    assert (
+        train_tiny(tmp_path, "--resume", "--json") == 0
+    )  # exit status 0, so that a loop that restarts on failure ends
     captured = capfd.readouterr()
     assert "has completed its 30 steps; a larger --trainer.max_steps continues it" in captured.err
     result = json.loads(captured.out)
@@ -173,22 +135,21 @@ def test_a_finished_run_goes_on_with_more_steps(
     assert "trainer.max_steps: 36 instead of 30 from now on" in capfd.readouterr().err
     assert list(scalars(tmp_path / "tiny", "train/loss_nats")) == list(range(1, 37))
     rates = scalars(tmp_path / "tiny", "train/learning_rate")
-    progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the rate of the longer schedule
+    progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the learning rate of the longer schedule
     assert rates[31] == pytest.approx(3e-4 + 0.5 * (1 + math.cos(math.pi * progress)) * 2.7e-3)
-    # Of processes that torchrun started, the first speaks for all.
+    # Of several ranks, only rank 0 prints.
     monkeypatch.setenv("RANK", "1")
     assert train_tiny(tmp_path, "--resume", "--json") == 0
     assert capfd.readouterr().out == ""
     monkeypatch.delenv("RANK")
-    # The changed length is remembered: nothing is left to do, without naming it again.
+    # The new max_steps is saved, so that the run is complete without the flag.
     assert train_tiny(tmp_path, "--resume") == 0
     assert "has completed its 36 steps" in capfd.readouterr().err
 
 
-def test_the_first_step_of_a_longer_run_uses_the_rate_that_is_logged(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_first_step_of_an_extended_run_uses_the_logged_learning_rate(
+    train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
     used = []
     original = torch.optim.AdamW.step
 
@@ -212,51 +173,39 @@ def test_the_first_step_of_a_longer_run_uses_the_rate_that_is_logged(
         (["--run_name", "other", "--model.d_modle", "64"], "did you mean model.d_model?"),
     ],
 )
-def test_what_would_make_it_another_run_is_refused_by_name(
-    flags: list[str],
-    words: str,
-    train_tiny: TrainTiny,
-    tiny_run: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
+def test_changed_options_that_define_the_run_are_refused_by_name(
+    flags: list[str], words: str, train_tiny: TrainTiny, tiny_copy: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
-    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tiny").iterdir()}
-    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40", *flags) == 2
+    before = {path.name: path.stat().st_mtime_ns for path in tiny_copy.iterdir()}
+    assert train_tiny(tiny_copy.parent, "--resume", "--trainer.max_steps", "40", *flags) == 2
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("error: ")
     assert words in error
-    assert {path.name: path.stat().st_mtime_ns for path in (tmp_path / "tiny").iterdir()} == before
+    assert {path.name: path.stat().st_mtime_ns for path in tiny_copy.iterdir()} == before
 
 
-def test_a_changed_config_file_is_refused_too(
-    train_tiny: TrainTiny, tiny_run: Path, tiny_config: Path, tiny_data: Path, tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
-    from scripts import train
-
-    shutil.copytree(tiny_run.parent, tmp_path / "checkpoints")
+def test_a_changed_config_file_is_refused(
+    train_tiny: TrainTiny, tiny_copy: Path, tiny_config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     changed = tmp_path / "tiny.yaml"
     changed.write_text(tiny_config.read_text().replace("warmup_steps: 5", "warmup_steps: 6"))
-    where = ["--checkpoints_dir", str(tmp_path / "checkpoints"), "--data.path", str(tiny_data)]
-    assert train.main(["--config", str(changed), *where, "--resume"]) == 2
+    assert train_tiny(tmp_path, "--config", str(changed), "--resume") == 2
     assert "optim.warmup_steps was 5" in capfd.readouterr().err
 
 
 def test_other_data_is_refused(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     from gpt.data.prepare import prepare
 
-    shutil.copytree(tiny_run.parent, tmp_path / "checkpoints")
     (tmp_path / "other.txt").write_text("other text\n" * 100)
     prepare([str(tmp_path / "other.txt")], tmp_path / "other", "bytes")
     flags = ["--resume", "--trainer.max_steps", "40", "--data.path", str(tmp_path / "other")]
-    assert train_tiny(tmp_path / "checkpoints", *flags) == 2
+    assert train_tiny(tmp_path, *flags) == 2
     assert "is not the data that" in capfd.readouterr().err
 
 
-def test_with_no_run_yet_it_starts_one_and_says_so(
+def test_resume_without_a_run_starts_one_and_reports_it(
     train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "3") == 0
@@ -264,9 +213,7 @@ def test_with_no_run_yet_it_starts_one_and_says_so(
     assert (tmp_path / "tiny" / "last.ckpt").exists()
 
 
-def test_the_latest_of_counted_runs_is_meant(
-    train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_resume_continues_the_latest_of_numbered_runs(train_tiny: TrainTiny, tmp_path: Path) -> None:
     for _ in range(2):
         assert train_tiny(tmp_path, "--trainer.max_steps", "3") == 0
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "5") == 0
@@ -275,39 +222,38 @@ def test_the_latest_of_counted_runs_is_meant(
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 4
 
 
-def test_counted_names_are_read_after_the_whole_stem(tmp_path: Path) -> None:
+def test_the_number_of_a_run_follows_the_complete_stem(tmp_path: Path) -> None:
     from gpt.training.run_folder import _latest
 
     for name in ("wiki-103", "wiki-103-2", "wiki-103-10", "wiki", "wiki-9"):
         (tmp_path / name).mkdir()
     assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
-    (tmp_path / "wiki-103").rmdir()  # a gap does not hide what follows
+    (tmp_path / "wiki-103").rmdir()  # a gap in the numbers
     assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
     assert _latest(tmp_path, "wiki", "wiki-103").name == "wiki"
     assert _latest(tmp_path, None, "new").name == "new"
 
 
-def test_flags_with_line_breaks_survive(train_tiny: TrainTiny, tmp_path: Path) -> None:
-    odd = ["--attention_maps.probe_text", "one\ntwo 'three\nseed: 5"]
-    assert train_tiny(tmp_path, *odd, "--trainer.max_steps", "3") == 0
+def test_flags_with_line_breaks_are_saved(train_tiny: TrainTiny, tmp_path: Path) -> None:
+    flags = ["--attention_maps.probe_text", "one\ntwo 'three\nseed: 5"]
+    assert train_tiny(tmp_path, *flags, "--trainer.max_steps", "3") == 0
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "4") == 0
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 4
 
 
-def test_two_processes_never_write_to_one_folder(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+def test_a_folder_in_use_by_another_process_is_refused(
+    train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "tiny" / "last.ckpt.tmp").write_bytes(b"half")
-    with exclusive(tmp_path / "tiny", "-"):
-        assert not (tmp_path / "tiny" / "last.ckpt.tmp").exists()
+    (tiny_copy / "last.ckpt.tmp").write_bytes(b"half")
+    with exclusive(tiny_copy, "-"):
+        assert not (tiny_copy / "last.ckpt.tmp").exists()
         assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "36") == 2
     assert "another process is training in" in capfd.readouterr().err
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "31") == 0
 
 
-def test_a_signal_to_the_whole_group_spares_the_loader_workers(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_loader_workers_ignore_a_signal_to_the_process_group(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import multiprocessing
 
@@ -320,124 +266,106 @@ def test_a_signal_to_the_whole_group_spares_the_loader_workers(
         time.sleep(0.3)
 
     with monkeypatch.context() as patch:
-        _at(7, signal_all, patch, "on_train_batch_start", StepCallback)
+        at_step(7, signal_all, patch, "on_train_batch_start", StepCallback)
         with pytest.raises(SystemExit) as stopped:
             train_tiny(tmp_path, "--data.num_workers", "2", "--data.micro_batch_size", "1")
     assert stopped.value.code == 143
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 8
 
 
-def test_a_second_ctrl_c_leaves_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_exits_immediately(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpt.training.checkpoints import RunCheckpoints
     from gpt.training.interruption import Interruption
 
-    left: list[int] = []
+    exits: list[int] = []
     clock = [100.0]
-    monkeypatch.setattr("gpt.training.interruption.os._exit", left.append)
+    monkeypatch.setattr("gpt.training.interruption.os._exit", exits.append)
     monkeypatch.setattr("gpt.training.interruption.time.monotonic", lambda: clock[0])
     with Interruption(RunCheckpoints(tmp_path, keep_last=0)).handlers():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)  # the first Ctrl-C, also after a SIGTERM
         clock[0] += 0.1
-        os.kill(os.getpid(), signal.SIGINT)  # the same one, sent to the process and to its group
-        assert left == []
+        os.kill(os.getpid(), signal.SIGINT)  # the same Ctrl-C, sent to the process and to its group
+        assert exits == []
         clock[0] += 1.0
         os.kill(os.getpid(), signal.SIGINT)
-        assert left == [130]
+        assert exits == [130]
 
 
-def test_a_runs_own_config_names_it(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
+def test_the_config_of_a_run_folder_resumes_that_run(tiny_copy: Path) -> None:
     from scripts import train
 
-    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
-    assert (
-        train.main(["--config", str(tmp_path / "tiny" / "config.yaml"), "--resume", "--trainer.max_steps", "31"]) == 0
-    )
-    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 31
+    assert train.main(["--config", str(tiny_copy / "config.yaml"), "--resume", "--trainer.max_steps", "31"]) == 0
+    assert read_checkpoint(tiny_copy / "last.ckpt")["global_step"] == 31
+
+
+def _start_and_wait_for(line_start: str, command: list[str]) -> subprocess.Popen[str]:
+    """Start a process in a process group of its own; return when a line of its stderr has that start."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    next(line for line in process.stderr if line.startswith(line_start))
+    return process
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_kill_9_at_a_random_moment(
-    seed: int, tiny_config: Path, tiny_data: Path, tiny_run: Path, tmp_path: Path
+def test_a_run_resumed_after_kill_9_at_a_random_moment_is_bit_equal(
+    seed: int, train_command: Callable[..., list[str]], tiny_run: Path, tmp_path: Path
 ) -> None:
-    command = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
-    command += ["--checkpoints_dir", str(tmp_path), "--resume"]
-    started = subprocess.Popen(
-        command, cwd=Path(__file__).parent.parent, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    assert started.stderr is not None
-    for line in started.stderr:  # wait for the first step: imports take most of the time and save nothing
-        if line.startswith("step 1 of"):
-            break
+    command = train_command(tmp_path, "--resume")
+    started = _start_and_wait_for("step 1 of", command)  # imports take most of the time and save nothing
     time.sleep(random.Random(seed).uniform(0, 0.5))
     os.killpg(started.pid, signal.SIGKILL)
     assert started.wait() == -signal.SIGKILL
-    finished = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True)
+    finished = subprocess.run(command, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    _same_run(tmp_path / "tiny", tiny_run)
-    assert weights(tmp_path / "tiny").keys() == weights(tiny_run).keys()
+    assert run_differences(tmp_path / "tiny", tiny_run) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number,status", [(signal.SIGTERM, 143), (signal.SIGKILL, None)])
-def test_two_processes_are_continued_exactly(
-    number: signal.Signals, status: int | None, tiny_config: Path, tiny_data: Path, tmp_path: Path
+def test_a_resumed_run_of_two_processes_is_bit_equal(
+    number: signal.Signals, status: int | None, train_command: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
-    command += ["--checkpoints_dir", str(tmp_path), "--trainer.devices", "2", "--trainer.strategy", "ddp", "--resume"]
+    command = train_command(tmp_path, "--trainer.devices", "2", "--trainer.strategy", "ddp", "--resume")
     command += ["--trainer.max_steps", "400", "--trainer.validate_every_steps", "100", "--data.num_workers", "1"]
-    root = Path(__file__).parent.parent
-    whole = subprocess.run([*command, "--run_name", "whole"], cwd=root, capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stderr
-    cut = [*command, "--run_name", "cut"]
-    started = subprocess.Popen(cut, cwd=root, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    assert started.stderr is not None
-    for line in started.stderr:
-        if line.startswith("step 100: validation"):
-            break
+    uninterrupted = subprocess.run([*command, "--run_name", "uninterrupted"], capture_output=True, text=True)
+    assert uninterrupted.returncode == 0, uninterrupted.stderr
+    resumed = [*command, "--run_name", "resumed"]
+    started = _start_and_wait_for("step 100: validation", resumed)
     time.sleep(0.5)
     if status is None:
         os.killpg(started.pid, number)
         started.wait()
     else:
-        started.send_signal(number)  # to the first process alone: the others are told
+        started.send_signal(number)  # to rank 0 only, which tells the others
         assert started.wait(timeout=60) == status
-    assert 100 <= read_checkpoint(tmp_path / "cut" / "last.ckpt")["global_step"] < 400
-    finished = subprocess.run(cut, cwd=root, capture_output=True, text=True)
+    assert 100 <= read_checkpoint(tmp_path / "resumed" / "last.ckpt")["global_step"] < 400
+    finished = subprocess.run(resumed, capture_output=True, text=True)
     assert finished.returncode == 0, finished.stderr
-    _same_run(tmp_path / "cut", tmp_path / "whole")
+    assert run_differences(tmp_path / "resumed", tmp_path / "uninterrupted") == []
 
 
-class _Evil:
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path.touch, (self.target,))
-
-
-@pytest.mark.parametrize("where", ["whole", "inside"])
-def test_a_hostile_checkpoint_runs_nothing(
-    where: str, train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    "place,words",
+    [
+        ("checkpoint", "cannot be loaded safely"),
+        ("entry of the checkpoint", "cannot be loaded safely"),
+        ("config", "not valid YAML"),
+    ],
+)
+def test_code_in_a_checkpoint_or_config_is_not_executed(
+    place: str, words: str, train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
-    content = torch.load(tmp_path / "tiny" / "last.ckpt", weights_only=True)
-    content["callbacks"]["evil"] = _Evil(tmp_path / "touched")
-    torch.save(content if where == "inside" else _Evil(tmp_path / "touched"), tmp_path / "tiny" / "last.ckpt")
+    target = tmp_path / "created"
+    if place == "config":
+        with (tiny_copy / "config.yaml").open("a") as config:
+            config.write(f"evil: !!python/object/apply:os.mkdir ['{target}']\n")
+    else:
+        content = torch.load(tiny_copy / "last.ckpt", weights_only=True)
+        content["callbacks"]["evil"] = HostilePickle(target)
+        torch.save(HostilePickle(target) if place == "checkpoint" else content, tiny_copy / "last.ckpt")
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40") == 2
-    assert "cannot be loaded safely" in capfd.readouterr().err
-    assert not (tmp_path / "touched").exists()
-
-
-def test_a_hostile_config_runs_nothing(
-    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    shutil.copytree(tiny_run.parent, tmp_path, dirs_exist_ok=True)
-    config = tmp_path / "tiny" / "config.yaml"
-    evil = f"evil: !!python/object/apply:os.mkdir ['{tmp_path / 'touched'}']\n"
-    config.write_text(config.read_text() + evil)
-    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40") == 2
-    assert "not valid YAML" in capfd.readouterr().err
-    assert not (tmp_path / "touched").exists()
+    assert words in capfd.readouterr().err
+    assert not target.exists()

@@ -1,4 +1,4 @@
-"""Whole training runs, in process, on a tiny model."""
+"""Complete training runs of a tiny model."""
 
 import dataclasses
 import json
@@ -11,11 +11,11 @@ import types
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gpt.checkpoint import read_checkpoint
 from gpt.data.manifest import Manifest, SplitTokens
@@ -23,30 +23,11 @@ from gpt.data.windows import IGNORED, TokenWindows, epoch_permutation
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.training.config import RunConfig
-
-TrainTiny = Callable[..., int]
-
-
-def events(run_dir: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(run_dir), size_guidance={"scalars": 0, "images": 0, "tensors": 0})
-    accumulator.Reload()
-    return accumulator
+from tests.attention_events import read_captures
+from tests.runs import TrainTiny, events, is_one_line_error, same_weights, scalars, weights
 
 
-def scalars(run_dir: Path, tag: str) -> dict[int, float]:
-    return {event.step: event.value for event in events(run_dir).Scalars(tag)}
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return read_checkpoint(run_dir / "last.ckpt")["state_dict"]
-
-
-def same_weights(first: Path, second: Path) -> bool:
-    ours, theirs = weights(first), weights(second)
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
-def test_a_run_folder_holds_config_checkpoints_and_events(tiny_run: Path) -> None:
+def test_a_run_folder_contains_config_checkpoints_and_events(tiny_run: Path) -> None:
     names = sorted(path.name for path in tiny_run.iterdir())
     assert names[:2] == ["best.ckpt", "config.yaml"]
     assert names[2].startswith("events.out.tfevents")
@@ -56,11 +37,11 @@ def test_a_run_folder_holds_config_checkpoints_and_events(tiny_run: Path) -> Non
     assert config["optim"]["betas"] == [0.9, 0.95]
 
 
-def test_scalars_are_written_when_due(tiny_run: Path) -> None:
+def test_scalars_are_logged_at_their_intervals(tiny_run: Path) -> None:
     for name in ("loss_nats", "learning_rate", "gradient_norm", "tokens_per_second"):
         assert list(scalars(tiny_run, f"train/{name}")) == list(range(1, 31)), name
     for name in ("loss_nats", "perplexity", "bits_per_byte"):
-        assert list(scalars(tiny_run, f"val/{name}")) == [12, 24, 30], name  # the last step, whatever the interval
+        assert list(scalars(tiny_run, f"val/{name}")) == [12, 24, 30], name  # at the interval, and at the last step
     rates = scalars(tiny_run, "train/learning_rate")
     assert rates[1] == pytest.approx(3e-3 / 5)
     assert rates[5] == pytest.approx(3e-3)
@@ -71,15 +52,15 @@ def test_scalars_are_written_when_due(tiny_run: Path) -> None:
     assert min(scalars(tiny_run, "train/tokens_per_second").values()) > 0
 
 
-def test_sample_texts_are_written(tiny_run: Path) -> None:
+def test_sample_texts_are_logged_at_each_validation(tiny_run: Path) -> None:
     written = events(tiny_run)
     samples = written.Tensors("sample/text_summary")
     assert [event.step for event in samples] == [12, 24, 30]
     assert samples[-1].tensor_proto.string_val[0].startswith(b"    ")
 
 
-def test_a_run_is_a_plain_loop(train_tiny: TrainTiny, tiny_data: Path, tmp_path: Path) -> None:
-    """Lightning, accumulation, chunked loss and loader, against a dozen lines without any of them."""
+def test_a_run_equals_a_plain_training_loop(train_tiny: TrainTiny, tiny_data: Path, tmp_path: Path) -> None:
+    """Compare with a loop without Lightning, gradient accumulation, chunked loss and data loader."""
     flags = ["--model.dropout", "0", "--trainer.gradient_clip_val", "0.5", "--trainer.max_steps", "12"]
     assert train_tiny(tmp_path, *flags) == 0
     torch.manual_seed(1234)
@@ -97,17 +78,9 @@ def test_a_run_is_a_plain_loop(train_tiny: TrainTiny, tiny_data: Path, tmp_path:
             progress = (step - 5) / (12 - 1 - 5)
             cosine = 3e-4 + (3e-3 - 3e-4) * 0.5 * (1 + math.cos(math.pi * progress))
             group["lr"] = 3e-3 * (step + 1) / 5 if step < 5 else cosine
-        slots = range(step * 4, step * 4 + 4)
-        indices = [
-            int(
-                epoch_permutation(
-                    torch.tensor([slot % len(windows)]).numpy(), len(windows), 1234, slot // len(windows)
-                )[0]
-            )
-            for slot in slots
-        ]
-        inputs = torch.stack([windows[index]["inputs"] for index in indices])
-        targets = torch.stack([windows[index]["targets"] for index in indices])
+        slots = [divmod(slot, len(windows)) for slot in range(step * 4, step * 4 + 4)]
+        batch = [windows[epoch_permutation(np.array([i]), len(windows), 1234, epoch)[0]] for epoch, i in slots]
+        inputs, targets = (torch.stack([window[name] for window in batch]) for name in ("inputs", "targets"))
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), ignore_index=IGNORED)
         optimizer.zero_grad()
         loss.backward()
@@ -120,8 +93,10 @@ def test_a_run_is_a_plain_loop(train_tiny: TrainTiny, tiny_data: Path, tmp_path:
 
 
 @pytest.mark.parametrize("micro_batch_size", [1, 4])
-def test_accumulating_is_the_larger_batch(micro_batch_size: int, train_tiny: TrainTiny, tmp_path: Path) -> None:
-    # 30 steps are more than an epoch, so the ragged last window is among the batches.
+def test_losses_do_not_depend_on_the_micro_batch_size(
+    micro_batch_size: int, train_tiny: TrainTiny, tmp_path: Path
+) -> None:
+    # 30 steps exceed an epoch, so that the incomplete last window is included.
     flags = ["--model.dropout", "0"]
     assert train_tiny(tmp_path / "two", *flags) == 0
     assert train_tiny(tmp_path / "other", *flags, "--data.micro_batch_size", str(micro_batch_size)) == 0
@@ -131,19 +106,23 @@ def test_accumulating_is_the_larger_batch(micro_batch_size: int, train_tiny: Tra
     assert abs(two[1] - other[1]) < 1e-6
 
 
-def test_the_same_seed_is_the_same_run_and_looking_changes_nothing(
+def test_weights_depend_on_the_seed_and_not_on_logging_validation_or_workers(
     train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
 ) -> None:
-    looking = {
+    variants = {
         "same": [],
-        "unwatched": ["--attention_maps.enabled", "false", "--trainer.sample_tokens", "0"],
+        "unmonitored": ["--attention_maps.enabled", "false", "--trainer.sample_tokens", "0"],
         "validating": ["--trainer.validate_every_steps", "4", "--checkpoint.every_steps", "3"],
         "quiet": ["--trainer.log_every_n_steps", "7"],
         "workers": ["--data.num_workers", "2"],
     }
-    for name, flags in looking.items():
+    losses = scalars(tiny_run, "train/loss_nats")
+    for name, flags in variants.items():
         assert train_tiny(tmp_path / name, *flags) == 0
         assert same_weights(tmp_path / name / "tiny", tiny_run), name
+        if name != "quiet":  # which logs averages over 7 steps
+            assert scalars(tmp_path / name / "tiny", "train/loss_nats") == losses, name
+    assert not read_captures(tmp_path / "unmonitored" / "tiny")
 
 
 @pytest.mark.parametrize(
@@ -170,7 +149,7 @@ def test_the_same_seed_is_the_same_run_and_looking_changes_nothing(
     ],
     ids=lambda flags: flags[0].removeprefix("--") + "=" + flags[1],
 )
-def test_what_shapes_a_run_has_an_effect(
+def test_each_training_option_changes_the_weights(
     flags: list[str], train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path
 ) -> None:
     assert train_tiny(tmp_path, "--attention_maps.enabled", "false", "--trainer.sample_tokens", "0", *flags) == 0
@@ -178,24 +157,22 @@ def test_what_shapes_a_run_has_an_effect(
 
 
 @pytest.mark.parametrize(
-    "flag,first,second", [("muon_learning_rate", "0.02", "0.01"), ("muon_momentum", "0.95", "0.9")]
+    "flags,option,values",
+    [
+        (["--optim.name", "muon"], "--optim.muon_learning_rate", ("0.02", "0.01")),
+        (["--optim.name", "muon"], "--optim.muon_momentum", ("0.95", "0.9")),
+        (["--optim.schedule", "wsd"], "--optim.decay_fraction", ("0.2", "0.6")),
+    ],
 )
-def test_muons_own_options_have_an_effect(
-    flag: str, first: str, second: str, train_tiny: TrainTiny, tmp_path: Path
+def test_options_of_muon_and_wsd_change_the_weights(
+    flags: list[str], option: str, values: tuple[str, str], train_tiny: TrainTiny, tmp_path: Path
 ) -> None:
-    for value in (first, second):
-        flags = ["--optim.name", "muon", f"--optim.{flag}", value, "--trainer.max_steps", "6"]
-        assert train_tiny(tmp_path / value, *flags) == 0
-    assert not same_weights(tmp_path / first / "tiny", tmp_path / second / "tiny")
+    for value in values:
+        assert train_tiny(tmp_path / value, *flags, option, value, "--trainer.max_steps", "12") == 0
+    assert not same_weights(tmp_path / values[0] / "tiny", tmp_path / values[1] / "tiny")
 
 
-def test_the_length_of_wsds_fall_has_an_effect(train_tiny: TrainTiny, tmp_path: Path) -> None:
-    for value in ("0.2", "0.6"):
-        assert train_tiny(tmp_path / value, "--optim.schedule", "wsd", "--optim.decay_fraction", value) == 0
-    assert not same_weights(tmp_path / "0.2" / "tiny", tmp_path / "0.6" / "tiny")
-
-
-def test_compiling_changes_no_key_and_hardly_a_loss(train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path) -> None:
+def test_a_compiled_run_has_the_same_keys_and_nearly_the_same_losses(train_tiny: TrainTiny, tmp_path: Path) -> None:
     flags = ["--model.dropout", "0", "--trainer.max_steps", "3"]
     assert train_tiny(tmp_path / "eager", *flags) == 0
     assert train_tiny(tmp_path / "compiled", *flags, "--trainer.compile", "true") == 0
@@ -203,28 +180,24 @@ def test_compiling_changes_no_key_and_hardly_a_loss(train_tiny: TrainTiny, tiny_
     assert weights(eager).keys() == weights(compiled).keys()
     for tag in ("train/loss_nats", "val/loss_nats"):
         assert scalars(compiled, tag) == pytest.approx(scalars(eager, tag), abs=1e-4)
-    assert len(events(compiled).Images("attention/all_heads")) >= 2  # hooks would be silent in a compiled module
+    assert len(events(compiled).Images("attention/all_heads")) >= 2  # hooks do not fire in a compiled module
     assert yaml.safe_load((eager / "config.yaml").read_text())["trainer"]["compile"] is False  # auto, on a CPU
 
 
-def test_without_a_working_compiler_a_run_says_so_and_is_eager(
+def test_without_a_working_compiler_a_run_warns_and_trains_eagerly(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def broken(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("InvalidCxxCompiler: there is no g++\nand more of it")
+        raise RuntimeError("InvalidCxxCompiler: there is no g++\nmore lines")
 
     monkeypatch.setattr(torch, "compile", broken)
     monkeypatch.setattr(torch.nn.Module, "compile", broken)
     assert train_tiny(tmp_path, "--trainer.max_steps", "2", "--trainer.compile", "true") == 0
-    assert (
-        capfd.readouterr().err.count(
-            "cannot compile for cpu, so training is not compiled: InvalidCxxCompiler: there is no g++\n"
-        )
-        == 1
-    )
+    warning = "cannot compile for cpu, so training is not compiled: InvalidCxxCompiler: there is no g++\n"
+    assert capfd.readouterr().err.count(warning) == 1
 
 
-def test_auto_compiles_on_a_cuda_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compile_auto_compiles_on_cuda_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gpt.training.run import resolved
     from gpt.training.trainer import choose_compile
 
@@ -233,27 +206,31 @@ def test_auto_compiles_on_a_cuda_gpu_alone(monkeypatch: pytest.MonkeyPatch, tmp_
         return dataclasses.replace(RunConfig(), trainer=trainer)
 
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: True)
-    for there in (False, True):
-        monkeypatch.setattr(torch.cuda, "is_available", lambda there=there: there)
-        assert choose_compile(config("auto")) == choose_compile(config("auto", "gpu")) == there
+    for available in (False, True):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda available=available: available)
+        assert choose_compile(config("auto")) == choose_compile(config("auto", "gpu")) == available
         assert not choose_compile(config("auto", "cpu"))
         assert [choose_compile(config(wanted)) for wanted in (True, False)] == [True, False]
-        assert resolved(config("auto"), tmp_path).trainer.compile is there
+        assert resolved(config("auto"), tmp_path).trainer.compile is available
 
 
-def test_last_is_the_last_step_and_best_the_best_validation(train_tiny: TrainTiny, tmp_path: Path) -> None:
-    # A rising learning rate without any averaging ruins the model late in the run, so that the best is not the last.
+def test_last_ckpt_is_the_last_step_and_best_ckpt_the_lowest_validation_loss(
+    train_tiny: TrainTiny, tmp_path: Path
+) -> None:
+    # A rising learning rate without momentum makes the loss increase late in the run, so that the best is not the last.
     flags = ["--optim.betas", "[0,0]", "--optim.learning_rate", "0.3", "--optim.warmup_steps", "60"]
     assert train_tiny(tmp_path, *flags, "--trainer.validate_every_steps", "5", "--trainer.gradient_clip_val", "0") == 0
     losses = scalars(tmp_path / "tiny", "val/loss_nats")
     best_step = min(losses, key=losses.__getitem__)
-    assert best_step < 30, "the run was meant to get worse"
+    assert best_step < 30, "the loss does not increase"
     best, last = (read_checkpoint(tmp_path / "tiny" / f"{name}.ckpt") for name in ("best", "last"))
     assert (best["global_step"], last["global_step"]) == (best_step, 30)
     assert best["provenance"]["val_loss_nats"] == pytest.approx(losses[best_step])
 
 
-def test_saves_between_validations(train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checkpoints_are_saved_at_intervals_and_after_validations(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gpt.training.checkpoints import AtomicCheckpointIO
 
     saved = []
@@ -268,7 +245,7 @@ def test_saves_between_validations(train_tiny: TrainTiny, tmp_path: Path, monkey
     assert saved == [8, 12, 16, 24, 30]  # at 24 both are due: one save, after the validation
 
 
-def test_json_is_one_object_and_run_names_are_counted(
+def test_json_is_one_object_and_run_names_are_numbered(
     train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for name in ("tiny", "tiny-2"):
@@ -292,7 +269,7 @@ def test_progress_goes_to_stderr(train_tiny: TrainTiny, tmp_path: Path, capfd: p
     assert (tmp_path / "named").is_dir()
 
 
-def test_a_run_folder_named_explicitly_must_be_new(
+def test_an_existing_run_folder_named_explicitly_is_refused(
     train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "mine").mkdir()
@@ -315,20 +292,17 @@ def test_a_run_folder_named_explicitly_must_be_new(
         (["--trainer.strategy", "horovod"], "trainer.strategy"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_written(
+def test_invalid_options_are_refused_before_anything_is_written(
     flags: list[str], words: str, train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     if "cuda" in flags and torch.cuda.is_available():
-        pytest.skip("there is a GPU here")
+        pytest.skip("this machine has a GPU")
     assert train_tiny(tmp_path / "checkpoints", *flags) == 2
-    error = capfd.readouterr().err
-    assert error.startswith("error: ")
-    assert error.count("\n") == 1
-    assert words in error
+    assert is_one_line_error(capfd.readouterr().err, words)
     assert not (tmp_path / "checkpoints").exists()
 
 
-def test_a_terminal_gets_a_bar(
+def test_a_terminal_shows_a_progress_bar(
     train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("gpt.training.training_log.sys", types.SimpleNamespace(stderr=_Terminal(sys.stderr)))
@@ -350,7 +324,7 @@ class _Terminal:
         return getattr(self._stream, name)
 
 
-def test_a_diverged_run_is_saved_and_says_so(
+def test_a_diverged_run_is_saved_and_reported(
     train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--optim.learning_rate", "1e30", "--trainer.max_steps", "6", "--trainer.gradient_clip_val", "0"]
@@ -361,18 +335,15 @@ def test_a_diverged_run_is_saved_and_says_so(
     assert (tmp_path / "tiny" / "last.ckpt").exists()
 
 
-def test_two_processes_are_one_run(tiny_data: Path, tiny_config: Path, tmp_path: Path) -> None:
-    """Over gloo on a CPU: the losses of a single process, one folder, one set of events, one line of JSON."""
-    from scripts import train
-
-    common = [sys.executable, "scripts/train.py", "--config", str(tiny_config), "--data.path", str(tiny_data)]
-    common += ["--model.dropout", "0", "--trainer.max_steps", "8", "--trainer.validate_every_steps", "4", "--json"]
-    common += ["--checkpoints_dir", str(tmp_path)]
+def test_two_processes_train_as_one(
+    train_command: Callable[..., list[str]], train_tiny: TrainTiny, tmp_path: Path
+) -> None:
+    """With gloo on a CPU: the losses of a single process, one run folder, one event file, one JSON object."""
+    common = ["--model.dropout", "0", "--trainer.validate_every_steps", "4", "--json"]
     results = {}
     for name, flags in {"one": [], "two": ["--trainer.devices", "2", "--trainer.strategy", "ddp"]}.items():
-        finished = subprocess.run(
-            [*common, "--run_name", name, *flags], capture_output=True, text=True, cwd=Path(__file__).parent.parent
-        )
+        command = train_command(tmp_path, *common, "--trainer.max_steps", "8", "--run_name", name, *flags)
+        finished = subprocess.run(command, capture_output=True, text=True)
         assert finished.returncode == 0, finished.stderr
         results[name] = json.loads(finished.stdout)  # one object, or this fails
         assert finished.stderr.count("done: step 8 after") == 1
@@ -381,10 +352,10 @@ def test_two_processes_are_one_run(tiny_data: Path, tiny_config: Path, tmp_path:
         assert two == pytest.approx(one, abs=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
     assert len(list((tmp_path / "two").glob("events*"))) == 1
-    # One process continues what two began: the same data in the same order.
+    # A run of two processes is resumed by one, with the same data in the same order.
     for name in ("one", "two"):
-        alone = ["--run_name", name, "--trainer.devices", "1", "--trainer.strategy", "auto"]
-        assert train.main([*common[2:], *alone, "--resume", "--trainer.max_steps", "14"]) == 0
+        single = ["--run_name", name, "--trainer.devices", "1", "--trainer.strategy", "auto"]
+        assert train_tiny(tmp_path, *common, *single, "--resume", "--trainer.max_steps", "14") == 0
     for tag in ("train/loss_nats", "val/loss_nats"):
         one, two = scalars(tmp_path / "one", tag), scalars(tmp_path / "two", tag)
         assert max(one) == 14
@@ -399,7 +370,7 @@ def test_a_run_needs_a_config(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("workers", ["0", "2"])
-def test_an_id_outside_the_vocabulary_is_one_line_wherever_it_is_read(
+def test_an_id_outside_the_vocabulary_is_a_one_line_error_with_and_without_workers(
     workers: str, train_tiny: TrainTiny, tiny_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(tiny_data, tmp_path / "data")
@@ -428,9 +399,7 @@ def test_a_run_with_the_document_mask_is_evaluated_with_it(
     for masked in ("false", "true"):
         assert train_tiny(tmp_path / masked, *flags, "--data.document_mask", masked, "--json") == 0
         losses[masked] = json.loads(capsys.readouterr().out)["val_loss_nats"]
-        assert (
-            evaluate.main([str(tmp_path / masked / "tiny" / "last.ckpt"), "--data", str(tmp_path / "data"), "--json"])
-            == 0
-        )
+        checkpoint = tmp_path / masked / "tiny" / "last.ckpt"
+        assert evaluate.main([str(checkpoint), "--data", str(tmp_path / "data"), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["loss_nats"] == pytest.approx(losses[masked], rel=1e-6)
     assert abs(losses["true"] - losses["false"]) > 1e-4

@@ -12,16 +12,14 @@ from gpt.model.transformer import GPT
 from gpt.training.config import OptimConfig
 from gpt.training.module import GPTModule
 from gpt.training.optim import build_optimizer
-from tests.test_run import scalars, weights
-
-TrainTiny = Callable[..., int]
+from tests.runs import TrainTiny, same_tensors, scalars, weights
 
 
 @pytest.fixture
 def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int], float], None]:
-    """Make the loss of the micro-batches with the given numbers what it must not be."""
+    """Multiply the loss of the micro-batches with the given numbers by a value."""
 
-    def plant(numbers: set[int], value: float) -> None:
+    def apply(numbers: set[int], value: float) -> None:
         original = GPTModule.training_step
 
         def patched(self: GPTModule, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -30,12 +28,12 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> Callable[[set[int], float], None]
 
         monkeypatch.setattr(GPTModule, "training_step", patched)
 
-    return plant
+    return apply
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_bad_batch_is_skipped_and_counted(
+def test_a_step_with_a_nonfinite_loss_is_skipped_and_counted(
     optimizer: str, value: float, poison: Callable, train_tiny: TrainTiny, tmp_path: Path
 ) -> None:
     poison({14, 41}, value)  # micro-batches of steps 8 and 21
@@ -51,7 +49,7 @@ def test_a_bad_batch_is_skipped_and_counted(
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
-def test_a_void_step_changes_neither_weights_nor_state(name: str) -> None:
+def test_a_skipped_step_changes_neither_weights_nor_optimizer_state(name: str) -> None:
     torch.manual_seed(0)
     model = GPT(GPTConfig(vocab_size=11, context_length=8, d_model=16, num_layers=1, num_heads=2, dropout=0.0))
     optimizer = build_optimizer(model, OptimConfig(name=name))
@@ -67,14 +65,13 @@ def test_a_void_step_changes_neither_weights_nor_state(name: str) -> None:
     before = copy.deepcopy((model.state_dict(), optimizer.state_dict()["state"]))
     step(float("nan"), 1.0)
     after = (model.state_dict(), optimizer.state_dict()["state"])
-    assert all(torch.equal(before[0][name], after[0][name]) for name in before[0])
-    for key, state in before[1].items():
-        assert all(torch.equal(state[entry], after[1][key][entry]) for entry in state)
+    assert same_tensors(before[0], after[0])
+    assert all(same_tensors(state, after[1][index]) for index, state in before[1].items())
     step(1.0, 0.0)
     assert not any(torch.equal(before[0][n], p) for n, p in model.named_parameters() if p.ndim >= 2)
 
 
-def test_too_many_stop_the_run_and_name_the_place(
+def test_too_many_skipped_steps_end_the_run_and_the_first_is_named(
     poison: Callable, train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     poison(set(range(30, 1000)), float("nan"))  # from step 16 on
@@ -88,7 +85,9 @@ def test_too_many_stop_the_run_and_name_the_place(
     assert all(tensor.isfinite().all() for tensor in content["state_dict"].values())
 
 
-def test_the_count_survives_a_continuation(poison: Callable, train_tiny: TrainTiny, tmp_path: Path) -> None:
+def test_a_resumed_run_continues_the_count_of_skipped_steps(
+    poison: Callable, train_tiny: TrainTiny, tmp_path: Path
+) -> None:
     poison({14}, float("nan"))
     assert train_tiny(tmp_path, "--trainer.max_steps", "10") == 0
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "14") == 0

@@ -17,7 +17,7 @@ def _through(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
 
 
 @given(st.text("ab", max_size=30), st.lists(st.text("ab", min_size=1, max_size=5), max_size=3), st.integers(0, 999))
-def test_whatever_the_pieces_the_text_ends_before_the_first_stop(text: str, stops: list[str], seed: int) -> None:
+def test_text_in_any_pieces_ends_before_the_first_stop_string(text: str, stops: list[str], seed: int) -> None:
     generator, pieces, rest = random.Random(seed), [], text
     while rest:
         size = generator.randint(1, 4)
@@ -28,7 +28,7 @@ def test_whatever_the_pieces_the_text_ends_before_the_first_stop(text: str, stop
     if not found:
         assert out == text
         return
-    # By brute force: the shortest run of pieces that holds a stop, and in it the first to begin.
+    # By brute force: the fewest pieces that contain a stop string, cut at the first one in them.
     for count in range(1, len(pieces) + 1):
         seen = "".join(pieces[:count])
         if starts := [seen.find(stop) for stop in stops if stop in seen]:
@@ -36,7 +36,7 @@ def test_whatever_the_pieces_the_text_ends_before_the_first_stop(text: str, stop
             return
 
 
-def test_text_is_held_back_no_longer_than_it_may_be_a_stop() -> None:
+def test_only_text_that_may_begin_a_stop_string_is_held_back() -> None:
     finder = StopFinder(["\n\nQ:"])
     assert [finder.push(piece) for piece in ["one", "\n", "\n", "A", "\n\n", "Q", "!"]] == [
         "one", "", "", "\n\nA", "", "", "\n\nQ!",
@@ -44,11 +44,11 @@ def test_text_is_held_back_no_longer_than_it_may_be_a_stop() -> None:
     assert not finder.found
 
 
-def test_a_stop_that_overlaps_itself_is_found() -> None:
+def test_a_stop_string_that_overlaps_itself_is_found() -> None:
     assert _through(list("aaab"), ["aab"]) == ("a", True)
     assert _through(["ababab", "c"], ["ababc"]) == ("ab", True)
 
 
-def test_an_empty_stop_is_refused() -> None:
+def test_an_empty_stop_string_is_refused() -> None:
     with pytest.raises(ValueError, match="a stop string is empty"):
         StopFinder(["a", ""])

@@ -4,8 +4,8 @@ import torch
 from gpt.training.trainer import compiler_error
 
 
-def test_a_compiler_that_fails_is_told_from_one_that_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error, words in ((AssertionError(), "AssertionError"), (RuntimeError("no g++\nat all"), "no g++")):
+def test_compiler_error_is_the_first_line_of_the_failure_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error, words in ((AssertionError(), "AssertionError"), (RuntimeError("no g++\nmore lines"), "no g++")):
 
         def broken(function: object, error: Exception = error) -> None:
             raise error

@@ -8,73 +8,27 @@ import torch.nn.functional as F
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
+from tests.huggingface_twin import huggingface_twin
 
 TINY = GPTConfig(vocab_size=97, context_length=24, d_model=32, num_layers=3, num_heads=4, dropout=0.0)
 
-# Ours -> theirs; Conv1D stores its weight transposed.
-BLOCK_NAMES = {
-    "attention_norm": "ln_1",
-    "attention.qkv": "attn.c_attn",
-    "attention.out_proj": "attn.c_proj",
-    "mlp_norm": "ln_2",
-    "mlp.fc_in": "mlp.c_fc",
-    "mlp.fc_out": "mlp.c_proj",
-}
-
-
-def huggingface_twin(config: GPTConfig):
-    """A randomly initialised GPT2LMHeadModel, and our model with its weights."""
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(5)
-    theirs = transformers.GPT2LMHeadModel(
-        transformers.GPT2Config(
-            vocab_size=config.vocab_size,
-            n_positions=config.context_length,
-            n_embd=config.d_model,
-            n_layer=config.num_layers,
-            n_head=config.num_heads,
-            resid_pdrop=config.dropout,
-            embd_pdrop=config.dropout,
-            attn_pdrop=config.dropout,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-    with torch.no_grad():
-        for parameter in theirs.parameters():  # biases and norms too: zeros and ones would hide a mix-up
-            parameter.add_(torch.randn_like(parameter) * 0.02)
-    state = theirs.transformer.state_dict()
-    weights = {
-        "token_embedding.weight": state["wte.weight"],
-        "position_embedding.weight": state["wpe.weight"],
-        "final_norm.weight": state["ln_f.weight"],
-        "final_norm.bias": state["ln_f.bias"],
-    }
-    for layer in range(config.num_layers):
-        for ours_name, their_name in BLOCK_NAMES.items():
-            weight = state[f"h.{layer}.{their_name}.weight"]
-            weights[f"blocks.{layer}.{ours_name}.weight"] = weight.T if weight.ndim == 2 else weight
-            weights[f"blocks.{layer}.{ours_name}.bias"] = state[f"h.{layer}.{their_name}.bias"]
-    ours = GPT(config)
-    ours.transformer.load_state_dict(weights)  # strict: nothing missing, nothing left over
-    return ours, theirs
-
 
 @pytest.mark.parametrize(
-    "name,shape,parameters",
+    "shape,parameters",
     [
-        ("small", {}, 124_439_808),
-        ("medium", {"d_model": 1024, "num_layers": 24, "num_heads": 16}, 354_823_168),
-        ("large", {"d_model": 1280, "num_layers": 36, "num_heads": 20}, 774_030_080),
-        ("xl", {"d_model": 1600, "num_layers": 48, "num_heads": 25}, 1_557_611_200),
+        ({}, 124_439_808),
+        ({"d_model": 1024, "num_layers": 24, "num_heads": 16}, 354_823_168),
+        ({"d_model": 1280, "num_layers": 36, "num_heads": 20}, 774_030_080),
+        ({"d_model": 1600, "num_layers": 48, "num_heads": 25}, 1_557_611_200),
     ],
+    ids=["small", "medium", "large", "xl"],
 )
-def test_parameter_counts_of_the_four_sizes(name: str, shape: dict[str, int], parameters: int) -> None:
+def test_the_four_sizes_have_the_parameter_counts_of_gpt2(shape: dict[str, int], parameters: int) -> None:
     with torch.device("meta"):  # shapes without memory
         assert GPT(GPTConfig(**shape)).num_parameters == parameters
 
 
-def test_logits_equal_transformers() -> None:
+def test_logits_equal_those_of_transformers() -> None:
     ours, theirs = huggingface_twin(TINY)
     ours.eval()
     theirs.eval()
@@ -85,14 +39,14 @@ def test_logits_equal_transformers() -> None:
         assert (logits - theirs(token_ids).logits).abs().max() < 1e-4
 
 
-def test_logits_equal_transformers_at_gpt2_smalls_shape() -> None:
+def test_logits_at_the_shape_of_gpt2_small_equal_those_of_transformers() -> None:
     ours, theirs = huggingface_twin(GPTConfig(dropout=0.0))
     token_ids = torch.randint(0, 50257, (1, 64))
     with torch.no_grad():
         assert (ours.eval()(token_ids) - theirs.eval()(token_ids).logits).abs().max() < 1e-4
 
 
-def test_ten_adamw_steps_give_transformers_losses() -> None:
+def test_losses_of_ten_adamw_steps_equal_those_of_transformers() -> None:
     ours, theirs = huggingface_twin(TINY)
     ours_optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
     theirs_optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-3)
@@ -109,7 +63,7 @@ def test_ten_adamw_steps_give_transformers_losses() -> None:
             optimizer.step()
 
 
-def test_loss_at_initialisation_is_gpt2s() -> None:
+def test_the_initial_loss_is_that_of_gpt2() -> None:
     torch.manual_seed(7)
     model = GPT(GPTConfig(dropout=0.0))
     token_ids = torch.randint(0, 50257, (4, 129))
@@ -119,7 +73,7 @@ def test_loss_at_initialisation_is_gpt2s() -> None:
     assert loss.item() == pytest.approx(math.log(50257) + 768 * 0.02**2 / 2, abs=0.05)
 
 
-def test_initial_weights_have_gpt2s_spread() -> None:
+def test_initial_weights_have_the_standard_deviations_of_gpt2() -> None:
     torch.manual_seed(8)
     block = GPT(GPTConfig(vocab_size=8, num_layers=8, d_model=256, num_heads=4)).transformer.blocks[0]
     for linear, std in (
@@ -132,7 +86,7 @@ def test_initial_weights_have_gpt2s_spread() -> None:
         assert torch.equal(linear.bias, torch.zeros_like(linear.bias))
 
 
-def test_one_batch_can_be_learned_by_heart() -> None:
+def test_one_batch_can_be_memorised() -> None:
     torch.manual_seed(9)
     model = GPT(TINY)
     token_ids = torch.randint(0, 97, (4, 17))
@@ -146,7 +100,7 @@ def test_one_batch_can_be_learned_by_heart() -> None:
     assert loss.item() < 0.02
 
 
-def test_the_future_changes_no_logit_of_the_past() -> None:
+def test_changing_a_token_leaves_earlier_logits_bit_equal() -> None:
     torch.manual_seed(10)
     model = GPT(TINY).eval()
     token_ids = torch.randint(0, 97, (2, 24))
@@ -158,7 +112,7 @@ def test_the_future_changes_no_logit_of_the_past() -> None:
 
 
 @pytest.mark.parametrize("place", ["embedding", "attention", "residual"])
-def test_each_dropout_acts_in_training_and_rests_in_eval(place: str) -> None:
+def test_each_dropout_applies_in_training_only(place: str) -> None:
     torch.manual_seed(11)
     model = GPT(TINY)
     for module in model.modules():
@@ -175,7 +129,7 @@ def test_each_dropout_acts_in_training_and_rests_in_eval(place: str) -> None:
     assert torch.equal(model(token_ids), model(token_ids))
 
 
-def test_dropout_of_the_config_reaches_all_three_places() -> None:
+def test_the_config_sets_all_three_dropouts() -> None:
     model = GPT(dataclasses.replace(TINY, dropout=0.25))
     block = model.transformer.blocks[-1]
     assert (model.transformer.dropout.p, block.dropout.p, block.attention.dropout) == (0.25, 0.25, 0.25)
@@ -190,12 +144,12 @@ def test_dropout_of_the_config_reaches_all_three_places() -> None:
         ({"dropout": -0.1}, ["dropout", "-0.1"]),
     ],
 )
-def test_impossible_shapes_are_refused_by_name(change: dict[str, float], words: list[str]) -> None:
+def test_invalid_options_are_refused_by_name(change: dict[str, float], words: list[str]) -> None:
     with pytest.raises(ValueError) as error:
         dataclasses.replace(TINY, **change)
     assert all(word in str(error.value) for word in words)
 
 
-def test_too_many_tokens_are_refused() -> None:
+def test_a_sequence_longer_than_the_context_is_refused() -> None:
     with pytest.raises(ValueError, match=r"25.*24"):
         GPT(TINY)(torch.zeros(1, 25, dtype=torch.long))
