@@ -7,25 +7,21 @@ from gpt.errors import UserError
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Shape of a GPT-2; the defaults are GPT-2 small, 124,439,808 parameters.
-
-    Args:
-        vocab_size: number of token ids.
-        context_length: longest sequence, in tokens.
-        d_model: width of the residual stream.
-        num_layers: number of transformer blocks.
-        num_heads: attention heads per block; d_model must be a multiple of it.
-        dropout: probability on embeddings, attention weights and residual branches, in training only.
-        qkv_bias: whether the query, key and value projections have a bias, as in GPT-2.
-    """
+    """Shape of a GPT-2; the defaults are GPT-2 small, 124,439,808 parameters."""
 
     vocab_size: int = 50257
     context_length: int = 1024
+    """Longest sequence, in tokens."""
     d_model: int = 768
+    """Width of the residual stream."""
     num_layers: int = 12
+    """Number of transformer blocks."""
     num_heads: int = 12
+    """Attention heads per block; d_model must be a multiple of it."""
     dropout: float = 0.1
+    """Probability on embeddings, attention weights and residual branches, in training only."""
     qkv_bias: bool = True
+    """Whether the query, key and value projections have a bias, as in GPT-2."""
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads"):

@@ -28,83 +28,74 @@ _RANGES: list[tuple[float, float, str]] = [  # smallest value, largest value, ke
 
 @dataclass(frozen=True)
 class DataConfig:
-    """Training data and batch size.
-
-    Args:
-        path: folder that prepare_data.py wrote.
-        global_batch_size: sequences per optimizer step, over all processes and micro-batches.
-        micro_batch_size: sequences per forward pass of one process; gradient accumulation makes up the global batch.
-        num_workers: data loader processes; 0 loads in the training process.
-        document_mask: block-diagonal causal mask for packed documents; positions restart in each document.
-    """
+    """Training data and batch size."""
 
     path: str = "data/pydocs"
+    """Folder that prepare_data.py wrote."""
     global_batch_size: int = 512
+    """Sequences per optimizer step, over all processes and micro-batches."""
     micro_batch_size: int = 8
+    """Sequences per forward pass of one process; gradient accumulation makes up the global batch."""
     num_workers: int = 0
+    """Data loader processes; 0 loads in the training process."""
     document_mask: bool = False
+    """Block-diagonal causal mask for packed documents; positions restart in each document."""
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """Optimizer and learning rate schedule.
-
-    Args:
-        name: adamw; or muon, which uses Muon for the matrices of the blocks and AdamW for all other parameters.
-        learning_rate: AdamW's peak learning rate, reached after warmup.
-        min_learning_rate: AdamW's learning rate at the last step; Muon's decays in the same proportion.
-        warmup_steps: optimizer steps of linear warmup.
-        schedule: after warmup: cosine, wsd (warmup-stable-decay: constant, then linear decay) or constant.
-        decay_fraction: fraction of the run, at its end, in which wsd decays.
-        weight_decay: decoupled weight decay, on matrices and embeddings only.
-        betas: AdamW's betas.
-        muon_learning_rate: Muon's peak learning rate.
-        muon_momentum: Muon's momentum.
-    """
+    """Optimizer and learning rate schedule."""
 
     name: Literal["adamw", "muon"] = "adamw"
+    """AdamW, or Muon for the matrices of the blocks and AdamW for all other parameters."""
     learning_rate: float = 6e-4
+    """AdamW's peak learning rate, reached after warmup."""
     min_learning_rate: float = 6e-5
+    """AdamW's learning rate at the last step; Muon's decays in the same proportion."""
     warmup_steps: int = 700
+    """Optimizer steps of linear warmup."""
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """After warmup: cosine, wsd (warmup-stable-decay: constant, then linear decay) or constant."""
     decay_fraction: float = 0.4
+    """Fraction of the run, at its end, in which wsd decays."""
     weight_decay: float = 0.1
+    """Decoupled weight decay, on matrices and embeddings only."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's betas."""
     muon_learning_rate: float = 0.02
+    """Muon's peak learning rate."""
     muon_momentum: float = 0.95
+    """Muon's momentum."""
 
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """Duration, hardware and intervals, in optimizer steps; otherwise as in Lightning's Trainer.
-
-    Args:
-        max_steps: optimizer steps of the run.
-        max_time: stop after [DD:]HH:MM:SS; the last step is validated and saved.
-        accelerator: auto is CUDA, else MPS, else CPU.
-        devices: processes on this machine, one per device.
-        num_nodes: number of machines.
-        strategy: auto or ddp.
-        precision: auto is bf16-mixed on a GPU with native bf16, else 32-true.
-        gradient_clip_val: largest gradient norm; 0 disables clipping.
-        validate_every_steps: steps between validations over the whole split; the last step is always validated.
-        log_every_n_steps: steps between points in TensorBoard.
-        compile: use torch.compile, which takes a minute or two at the start; auto is true on CUDA.
-        sample_tokens: length of the text generated at each validation; 0 disables it.
-    """
+    """Duration, hardware and intervals, in optimizer steps; otherwise as in Lightning's Trainer."""
 
     max_steps: int = 19_000
+    """Optimizer steps of the run."""
     max_time: str | None = None
+    """Stop after [DD:]HH:MM:SS; the last step is validated and saved."""
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
+    """``auto`` is CUDA, else MPS, else CPU."""
     devices: int = 1
+    """Processes on this machine, one per device."""
     num_nodes: int = 1
+    """Number of machines."""
     strategy: Literal["auto", "ddp"] = "auto"
+    """``auto`` or ``ddp``."""
     precision: Literal["auto", "32-true", "bf16-mixed"] = "auto"
+    """``auto`` is bf16-mixed on a GPU with native bf16, else 32-true."""
     gradient_clip_val: float = 1.0
+    """Largest gradient norm; 0 disables clipping."""
     validate_every_steps: int = 250
+    """Steps between validations over the whole split; the last step is always validated."""
     log_every_n_steps: int = 10
+    """Steps between points in TensorBoard."""
     compile: bool | Literal["auto"] = "auto"
+    """Use torch.compile, which takes a minute or two at the start; ``auto`` is true on CUDA."""
     sample_tokens: int = 100
+    """Length of the text generated at each validation; 0 disables it."""
 
     @property
     def max_seconds(self) -> float:
@@ -115,61 +106,49 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """Saving, in addition to the save after each validation.
-
-    Args:
-        every_steps: steps between saves of last.ckpt.
-        keep_last: number of earlier saves to keep, as step_00000250.ckpt and so on.
-    """
+    """Saving, in addition to the save after each validation."""
 
     every_steps: int = 250
+    """Steps between saves of last.ckpt."""
     keep_last: int = 0
+    """Number of earlier saves to keep, as step_00000250.ckpt and so on."""
 
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """Divergence: a step whose gradient is not finite is always skipped.
-
-    Args:
-        max_skipped_steps: a run with more skipped steps stops.
-    """
+    """Divergence: a step whose gradient is not finite is always skipped."""
 
     max_skipped_steps: int = 20
+    """A run with more skipped steps stops."""
 
 
 @dataclass(frozen=True)
 class AttentionMapsConfig:
-    """Attention maps in TensorBoard, of a probe text and of a repeated random sequence.
-
-    Args:
-        enabled: whether to capture them.
-        probe_text: the probe text; truncated to the context and to 256 tokens.
-        captures: captures in the run: at its start, its end, each power of two, and evenly between.
-    """
+    """Attention maps in TensorBoard, of a probe text and of a repeated random sequence."""
 
     enabled: bool = True
+    """Whether to capture them."""
     probe_text: str = (
         "When Mary and John went to the store, Mary gave a drink to John. When the cat sat on the mat, the dog sat on "
         "the rug. When the cat ran to the door, the dog ran to the door and the cat ran to the mat."
     )
+    """The probe text; truncated to the context and to 256 tokens."""
     captures: int = 200
+    """Captures in the run: at its start, its end, each power of two, and evenly between."""
 
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything a run depends on.
-
-    Args:
-        run_name: folder under checkpoints_dir; default: the config's name, then with -2, -3, ...
-        seed: seed of the initial weights, the data order and dropout.
-        init_from: initial weights: a run folder, a .ckpt file, a Hugging Face folder or name.
-        checkpoints_dir: parent of the run folders.
-    """
+    """Everything a run depends on."""
 
     run_name: str | None = None
+    """Folder under checkpoints_dir; default: the config's name, then with -2, -3, ..."""
     seed: int = 1234
+    """Seed of the initial weights, the data order and dropout."""
     init_from: str | None = None
+    """Initial weights: a run folder, a .ckpt file, a Hugging Face folder or name."""
     checkpoints_dir: str = "checkpoints"
+    """Parent of the run folders."""
     model: GPTConfig = field(default_factory=GPTConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)

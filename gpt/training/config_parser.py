@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser
+from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser, set_parsing_settings
 
 from gpt.errors import UserError
 from gpt.training.config import RunConfig
@@ -20,6 +20,7 @@ _VOCAB_SIZE = "model.vocab_size"  # comes with the data
 
 def config_parser() -> ArgumentParser:
     """The options of a run, whose help is the docstrings of the config's dataclasses."""
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     parser = ArgumentParser(prog="train.py", exit_on_error=False, add_help=False)
     parser.add_class_arguments(RunConfig, sub_configs=False)
     for action in parser._actions:
