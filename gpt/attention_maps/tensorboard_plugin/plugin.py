@@ -42,9 +42,8 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Map each route to its WSGI app."""
-        files = [path for path in _STATIC.iterdir() if path.suffix in _CONTENT_TYPES]
         routes = {"/series": self._series, "/captures": self._captures, "/maps": self._maps}
-        routes |= {f"/{path.name}": partial(_static, path) for path in files}
+        routes |= {f"/{path.name}": partial(_static, path) for path in _STATIC.iterdir()}
         return {path: Request.application(route) for path, route in routes.items()}
 
     def is_active(self) -> bool:
@@ -60,11 +59,10 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         for run, tags in self._data.list_blob_sequences(**_scope(request)).items():
             for tag, series in tags.items():
                 try:
-                    content = unpack_series(series.plugin_content)
+                    content = unpack_series(series.plugin_content) | {"last_wall_time": series.max_wall_time}
+                    runs.setdefault(run, {})[tag] = content
                 except ValueError as error:
                     log.warning("Attention: skipping %s of run %s: %s", tag, run, error)
-                    continue
-                runs.setdefault(run, {})[tag] = content | {"last_wall_time": series.max_wall_time}
         return _json(request, runs)
 
     def _captures(self, request: Request) -> Response:
@@ -90,20 +88,15 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         wall_time = _number(request, "wall_time", float)
         for datum in self._read(request):
             if datum.step == step and datum.wall_time == wall_time and 0 <= layer < len(datum.values) - 1:
-                return http_util.Respond(
-                    request,
-                    self._blob(request, datum, layer + 1),
-                    "application/octet-stream",
-                    content_encoding="gzip",
-                    expires=3600,  # the URL contains the wall time, so its content never changes
-                )
+                blob = self._blob(request, datum, layer + 1)
+                # The URL contains the wall time, so its content never changes.
+                cached_gzip = {"content_encoding": "gzip", "expires": 3600}
+                return http_util.Respond(request, blob, "application/octet-stream", **cached_gzip)
         raise NotFoundError(f"layer {layer} has no maps at step {step}")
 
     def _read(self, request: Request) -> list[BlobSequenceDatum]:
         """Read the steps of the requested series, in order."""
-        run, tag = request.args.get("run"), request.args.get("tag")
-        if run is None or tag is None:
-            raise InvalidArgumentError("run and tag are required")
+        run, tag = request.args["run"], request.args["tag"]  # without one, werkzeug answers 400
         series_filter = RunTagFilter(runs=[run], tags=[tag])
         found = self._data.read_blob_sequences(**_scope(request), downsample=_MAX_STEPS, run_tag_filter=series_filter)
         if tag not in found.get(run, {}):
