@@ -62,9 +62,8 @@ def _attention_logits(model: GPT, token_ids: Tensor) -> Tensor:
     projected: list[Tensor] = []  # L of (B, T, 3 d_model)
     with inference(model), ExitStack() as hooks:
         for attention in attentions:
-            hooks.enter_context(
-                attention.qkv.register_forward_hook(lambda _module, _inputs, qkv: projected.append(qkv))
-            )
+            hook = attention.qkv.register_forward_hook(lambda _module, _inputs, qkv: projected.append(qkv))
+            hooks.enter_context(hook)
         model.transformer(token_ids.to(model.device))
     # The lengths differ if a compiled module has skipped its hooks, which it does silently.
     queries_and_keys = [attention.split_qkv(qkv)[:2] for attention, qkv in zip(attentions, projected, strict=True)]

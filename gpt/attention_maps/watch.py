@@ -33,7 +33,7 @@ def watch_prompts(
     folder, TensorBoard drops the events of later steps when an earlier step is written after them.
     """
     model, tokenizer = load_model(checkpoint, device)
-    probes = _prompt_probes(model, tokenizer, prompts, request, seed)
+    probes = _text_probes(model, tokenizer, prompts, request, seed)
     path = Path(checkpoint).resolve()
     folder = path.parent if path.is_file() else path  # does not exist if checkpoint is a name on the Hub
     random = repeated_random_probe(tokenizer, _id_counts(folder, tokenizer), model.config.context_length)
@@ -48,9 +48,7 @@ def watch_prompts(
     return run_dir
 
 
-def _prompt_probes(
-    model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], request: Request, seed: int
-) -> list[Probe]:
+def _text_probes(model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], request: Request, seed: int) -> list[Probe]:
     """Return a probe per prompt, with its continuation if ``request`` asks for one."""
     max_tokens = min(MAX_PROBE_TOKENS, model.config.context_length)
     prompt_ids = [tokenizer.encode(prompt) for prompt in prompts]

@@ -27,7 +27,7 @@ from gpt.attention_maps.event_format import PLUGIN_NAME, unpack_scores, unpack_s
 log = tb_logging.get_logger()
 
 _STATIC = Path(__file__).parent / "static"
-_CONTENT_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_MIME_TYPES = {".js": "text/javascript", ".css": "text/css"}
 _READ_THREADS = 32
 _MAX_STEPS = 100_000  # per series; AttentionLoader has TensorBoard keep a thousand
 
@@ -43,7 +43,7 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
     def get_plugin_apps(self) -> dict[str, Any]:
         """Map each route to its WSGI app."""
         routes = {"/series": self._series, "/captures": self._captures, "/maps": self._maps}
-        routes |= {f"/{path.name}": partial(_static, path) for path in _STATIC.iterdir()}
+        routes |= {f"/{path.name}": partial(_static, path) for path in _STATIC.iterdir() if path.suffix in _MIME_TYPES}
         return {path: Request.application(route) for path, route in routes.items()}
 
     def is_active(self) -> bool:
@@ -86,13 +86,12 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
     def _maps(self, request: Request) -> Response:
         step, layer = _number(request, "step", int), _number(request, "layer", int)
         wall_time = _number(request, "wall_time", float)
-        for datum in self._read(request):
-            if datum.step == step and datum.wall_time == wall_time and 0 <= layer < len(datum.values) - 1:
-                blob = self._blob(request, datum, layer + 1)
-                # The URL contains the wall time, so its content never changes.
-                cached_gzip = {"content_encoding": "gzip", "expires": 3600}
-                return http_util.Respond(request, blob, "application/octet-stream", **cached_gzip)
-        raise NotFoundError(f"layer {layer} has no maps at step {step}")
+        found = [datum for datum in self._read(request) if (datum.step, datum.wall_time) == (step, wall_time)]
+        if not found or not 0 <= layer < len(found[0].values) - 1:
+            raise NotFoundError(f"layer {layer} has no maps at step {step}")
+        blob = self._blob(request, found[0], layer + 1)
+        # It may be cached, because the URL contains the wall time: its content never changes.
+        return http_util.Respond(request, blob, "application/octet-stream", content_encoding="gzip", expires=3600)
 
     def _read(self, request: Request) -> list[BlobSequenceDatum]:
         """Read the steps of the requested series, in order."""
@@ -115,7 +114,7 @@ def _scope(request: Request) -> dict[str, Any]:
 
 
 def _static(path: Path, request: Request) -> Response:
-    return http_util.Respond(request, path.read_bytes(), _CONTENT_TYPES[path.suffix])
+    return http_util.Respond(request, path.read_bytes(), _MIME_TYPES[path.suffix])
 
 
 def _json(request: Request, content: Any) -> Response:
