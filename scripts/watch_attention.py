@@ -35,13 +35,9 @@ def parser() -> ArgumentParser:
     add("--temperature", type=float, default=1.0, metavar="T", help="of --generate; 0 is greedy (default 1.0)")
     add("--seed", type=int, default=0, help="of --generate (default 0)")
     parser.add_device()
-    add(
-        "--logdir",
-        type=Path,
-        default=Path("checkpoints/watched"),
-        metavar="DIR",
-        help="output; each checkpoint gets a folder in it (default checkpoints/watched)",
-    )
+    watched = Path("checkpoints/watched")
+    logdir = "output; each checkpoint gets a folder in it (default checkpoints/watched)"
+    add("--logdir", type=Path, default=watched, metavar="DIR", help=logdir)
     return parser
 
 

@@ -48,11 +48,7 @@ def pack_series(probe: "Probe") -> bytes:
 
 
 def unpack_series(content: bytes) -> dict[str, Any]:
-    """Unpack ``pack_series``.
-
-    Raises:
-        ValueError: the content is damaged or has another format version.
-    """
+    """Unpack ``pack_series``; raises ValueError if the content is damaged or has another format version."""
     series = json.loads(content)
     if not isinstance(series, dict) or series.get("format_version") != FORMAT_VERSION:
         raise ValueError(f"the metadata is not a series of attention maps of format version {FORMAT_VERSION}")
@@ -69,11 +65,7 @@ def pack_scores(scores: Mapping[str, NDArray[np.float32]]) -> bytes:
 
 
 def unpack_scores(blob: bytes) -> dict[str, list[list[float | None]]]:
-    """Unpack ``pack_scores``: name to L lists of H numbers.
-
-    Raises:
-        ValueError: the blob is damaged.
-    """
+    """Unpack ``pack_scores``, name to L lists of H numbers; raises ValueError if the blob is damaged."""
     try:
         scores = json.loads(gzip.decompress(blob))
     except (OSError, EOFError, zlib.error) as error:

@@ -16,23 +16,14 @@ _VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
 @dataclass(frozen=True)
 class Probe:
-    """A token sequence to capture.
+    """A token sequence to capture."""
 
-    Args:
-        name: its kind, such as ``text``.
-        token_ids: at least two, end-of-text first.
-        labels: a printable label per token; white space and parts of a character are made visible.
-        characters: per token, the whole characters of which it holds a part, usually "".
-        is_repeated_random: whether it is from ``repeated_random_probe``; induction is defined on it alone.
-        generated_from: index of the first generated token, if there is one.
-    """
-
-    name: str
-    token_ids: tuple[int, ...]
-    labels: tuple[str, ...]
-    characters: tuple[str, ...]
-    is_repeated_random: bool = False
-    generated_from: int | None = None
+    name: str  # its kind, such as "text"
+    token_ids: tuple[int, ...]  # at least two, end-of-text first
+    labels: tuple[str, ...]  # a printable label per token; white space and parts of a character are made visible
+    characters: tuple[str, ...]  # per token, the whole characters of which it holds a part, usually ""
+    is_repeated_random: bool = False  # whether it is from repeated_random_probe; induction is defined on it alone
+    generated_from: int | None = None  # index of the first generated token, if there is one
 
 
 def text_probe(tokenizer: Tokenizer, token_ids: Sequence[int], name: str, generated_from: int | None = None) -> Probe:
@@ -44,13 +35,9 @@ def text_probe(tokenizer: Tokenizer, token_ids: Sequence[int], name: str, genera
 def repeated_random_probe(tokenizer: Tokenizer, counts: NDArray[Any], context_length: int) -> Probe | None:
     """Build [end-of-text, r1 .. rP, r1 .. rP]: only the earlier copy of a token predicts the next one.
 
-    Args:
-        counts: (V,) frequency of each id in the training data. The distinct r are sampled in proportion, so that the
-            model has seen them all.
-        context_length: limits P, which is at most 32.
-
-    Returns:
-        The probe, or None if fewer than two ids occur or fit.
+    The distinct r are sampled in proportion to ``counts``, (V,), the frequency of each id in the training data, so that
+    the model has seen them all. P is as large as ``context_length`` allows, at most 32. Returns None if fewer than two
+    ids occur or fit.
 
     Source: Olsson et al. 2022, "Prefix matching".
     """
@@ -67,16 +54,15 @@ def repeated_random_probe(tokenizer: Tokenizer, counts: NDArray[Any], context_le
 
 def token_labels(tokens: Sequence[bytes]) -> tuple[list[str], list[str]]:
     """Return ``Probe.labels``, such as ``·cat`` or ``·‹F0›‹9F›``, and ``Probe.characters`` of consecutive tokens."""
-    spans: list[tuple[int, int, str]] = []  # per byte: start, end and text of its character
-    for character in b"".join(tokens).decode(errors="surrogateescape"):  # an invalid byte becomes a lone surrogate
-        start, size = len(spans), len(character.encode(errors="surrogateescape"))
-        spans += [(start, start + size, character)] * size
+    text = b"".join(tokens).decode(errors="surrogateescape")  # an invalid byte becomes a lone surrogate
+    # The index in the text of each byte's character.
+    indices = [i for i, character in enumerate(text) for _ in character.encode(errors="surrogateescape")]
     labels, characters, start = [], [], 0
     for token in tokens:
         end = start + len(token)
         labels.append("".join(map(_visible, token.decode(errors="surrogateescape"))))
-        partial = dict.fromkeys(span for span in spans[start:end] if span[0] < start or end < span[1])
-        characters.append("".join(character for _, _, character in partial))
+        split = set(indices[start:end]) & {*indices[:start], *indices[end:]}
+        characters.append("".join(text[i] for i in sorted(split)))
         start = end
     return labels, characters
 

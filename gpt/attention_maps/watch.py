@@ -29,30 +29,26 @@ def watch_prompts(
 ) -> Path:
     """Continue the prompts as requested, and write their attention maps and those of a repeated random sequence.
 
-    Args:
-        checkpoint: as for ``gpt.checkpoint.load_model``.
-        request: its ``max_new_tokens`` may be 0.
-        logdir: gets a folder per training step of a model: within one folder, TensorBoard drops the events of later
-            steps when an earlier step is written after them.
-
-    Returns:
-        The folder that was written.
+    Returns the folder that was written. Each training step of a model has its own folder in ``logdir``: within one
+    folder, TensorBoard drops the events of later steps when an earlier step is written after them.
     """
     model, tokenizer = load_model(checkpoint, device)
-    probes = _prompt_probes(model, tokenizer, prompts, request, seed)
-    random = repeated_random_probe(tokenizer, _id_counts(checkpoint, tokenizer), model.config.context_length)
+    probes = _text_probes(model, tokenizer, prompts, request, seed)
+    path = Path(checkpoint).resolve()
+    folder = path.parent if path.is_file() else path  # does not exist if checkpoint is a name on the Hub
+    random = repeated_random_probe(tokenizer, _id_counts(folder, tokenizer), model.config.context_length)
     if random is not None:
         probes.insert(0, random)  # first, because summaries and the image are those of the last probe
     step = steps_trained(checkpoint)
-    run_dir = logdir / _run_name(checkpoint, step)
+    # quickstart-step720 for checkpoints/quickstart, openai-community-gpt2 for a name on the Hub
+    name = folder.name if folder.exists() else checkpoint.replace("/", "-")
+    run_dir = logdir / (f"{name}-step{step}" if step else name)
     with SummaryWriter(str(run_dir)) as writer:
         write_captures(writer, step, capture_attention(model, probes), image=True)
     return run_dir
 
 
-def _prompt_probes(
-    model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], request: Request, seed: int
-) -> list[Probe]:
+def _text_probes(model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], request: Request, seed: int) -> list[Probe]:
     """Return a probe per prompt, with its continuation if ``request`` asks for one."""
     max_tokens = min(MAX_PROBE_TOKENS, model.config.context_length)
     prompt_ids = [tokenizer.encode(prompt) for prompt in prompts]
@@ -74,10 +70,9 @@ def _prompt_probes(
     return probes
 
 
-def _id_counts(checkpoint: str, tokenizer: Tokenizer) -> NDArray[Any]:
-    """Count the ids in the validation data of the checkpoint's run, as training does; all ones if there is none."""
-    path = Path(checkpoint)
-    config = (path if path.is_dir() else path.parent) / "config.yaml"
+def _id_counts(folder: Path, tokenizer: Tokenizer) -> NDArray[Any]:
+    """Count the ids in the validation data of a run, as training does; all ones if there is none."""
+    config = folder / "config.yaml"
     if config.is_file():
         data = Path(yaml.safe_load(config.read_text())["data"]["path"])
         try:
@@ -87,11 +82,3 @@ def _id_counts(checkpoint: str, tokenizer: Tokenizer) -> NDArray[Any]:
         except UserError as error:
             log.info("sampling the random sequence from the whole vocabulary: %s", error)
     return np.ones(tokenizer.vocab_size)
-
-
-def _run_name(checkpoint: str, step: int) -> str:
-    """Name a run folder: quickstart-step720 for checkpoints/quickstart, openai-community-gpt2 for a name on the Hub."""
-    path = Path(checkpoint)
-    folder = path.resolve().parent if path.is_file() else path.resolve()
-    name = folder.name if path.exists() else checkpoint.replace("/", "-")
-    return f"{name}-step{step}" if step else name

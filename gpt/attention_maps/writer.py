@@ -7,9 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, Summary, SummaryMetadata
-from tensorboard.compat.proto.tensor_pb2 import TensorProto
-from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
-from tensorboard.compat.proto.types_pb2 import DT_STRING
+from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from gpt.attention_maps import event_format
@@ -43,7 +41,11 @@ def write_captures(
         blobs = [event_format.pack_scores(scores)]
         if random_maps or not capture.probe.is_repeated_random:
             blobs += [event_format.pack_layer(layer) for layer in capture.maps.numpy()]
-        values.append(_series_value(capture, blobs))
+        content = event_format.pack_series(capture.probe)
+        plugin = SummaryMetadata.PluginData(plugin_name=event_format.PLUGIN_NAME, content=content)
+        metadata = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_BLOB_SEQUENCE)
+        tag = event_format.series_tag(capture.probe)
+        values.append(Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto(blobs)))
         all_scores |= scores
     values += [
         Summary.Value(tag=f"heads/{name}_{reduction}", simple_value=float(getattr(np, reduction)(all_scores[name])))
@@ -71,14 +73,3 @@ def attention_image(maps: NDArray[np.float32]) -> Image.Image:
     enlarged = pixels.repeat(scale, axis=2).repeat(scale, axis=3)
     framed = np.pad(enlarged, ((0, 0), (0, 0), (3, 3), (3, 3)), constant_values=128)  # (L, H, height, width)
     return Image.fromarray(framed.swapaxes(1, 2).reshape(num_layers * framed.shape[2], -1))
-
-
-def _series_value(capture: Capture, blobs: list[bytes]) -> Summary.Value:
-    content = event_format.pack_series(capture.probe)
-    plugin = SummaryMetadata.PluginData(plugin_name=event_format.PLUGIN_NAME, content=content)
-    shape = TensorShapeProto(dim=[TensorShapeProto.Dim(size=len(blobs))])
-    return Summary.Value(
-        tag=event_format.series_tag(capture.probe),
-        metadata=SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_BLOB_SEQUENCE),
-        tensor=TensorProto(dtype=DT_STRING, tensor_shape=shape, string_val=blobs),
-    )

@@ -1,10 +1,8 @@
 """From one attention head to a GPT: every step of the notes as code, with its numbers.
 
-    python -m gpt.model.attention_primer
-
-Read it from top to bottom; docs/primer.md and docs/primer.zh.md are the same walk in prose. Names, signatures and the
-order of random draws are the notes', so their seeds give their numbers. The package does not import this module.
-Shape letters: B batch, T length, H heads, D head_dim, V vocab_size.
+Read it from top to bottom, beside what ``python -m gpt.model.attention_primer`` prints; docs/primer.md and
+docs/primer.zh.md are the same walk in prose. Names, signatures and the order of random draws are the notes', so their
+seeds give their numbers. Shape letters: B batch, T length, H heads, D head_dim, V vocab_size.
 """
 
 import inspect
@@ -30,20 +28,21 @@ EMBEDDINGS = {
 TOKENS = list(EMBEDDINGS)
 INPUTS = torch.tensor(list(EMBEDDINGS.values()))  # (6, 3)
 BATCH = torch.stack([INPUTS, INPUTS])  # (2, 6, 3)
+FUTURE = torch.ones(6, 6, dtype=torch.bool).triu(diagonal=1)  # (6, 6), True where the column comes after the row
 TEXT = "Your journey starts with one step, and every step after it starts where the last one ended."
 
 
-def show(title: str, table: Tensor, columns: list[str], rows: list[str] = TOKENS, sums: bool = False) -> None:
-    """Print a table to 4 decimals under its title and shape; rows of a 3-D table are numbered by its first index."""
+def show(title: str, table: Tensor, columns: list[str], rows: list[str] = TOKENS, sums: bool = False) -> Tensor:
+    """Print a table under its title and shape, and return it; rows of a 3-D table are numbered by its first index."""
     print(f"\n{title}  {tuple(table.shape)}")
-    if table.dim() == 3:
-        rows = [f"{index} {row}" for index in range(len(table)) for row in rows]
-    if sums:
-        columns, table = [*columns, "sum"], torch.cat([table, table.sum(-1, keepdim=True)], dim=-1)
+    rows = [f"{index} {row}" for index in range(len(table)) for row in rows] if table.dim() == 3 else rows
+    columns = [*columns, "sum"] if sums else columns
+    cells = torch.cat([table, table.sum(dim=-1, keepdim=True)], dim=-1) if sums else table
     width = max(map(len, rows))
     print(" " * width + "".join(f"{column:>9}" for column in columns))
-    for row, values in zip(rows, table.flatten(0, -2).tolist(), strict=True):
+    for row, values in zip(rows, cells.flatten(0, -2).tolist(), strict=True):
         print(f"{row:{width}}" + "".join(f"{value:9.4f}" for value in values))
+    return table
 
 
 def show_shape(step: str, result: Tensor, axes: str) -> Tensor:
@@ -79,18 +78,14 @@ def one_head() -> None:
     """
     torch.manual_seed(789)
     head = SelfAttention(3, 2)
-    Q, K, V = head.W_query(INPUTS), head.W_key(INPUTS), head.W_value(INPUTS)
-    scores = Q @ K.T
-    show("x", INPUTS, ["x0", "x1", "x2"])
-    show("Q = W_query(x)", Q, ["q0", "q1"])
-    show("K = W_key(x)", K, ["k0", "k1"])
-    show("V = W_value(x)", V, ["v0", "v1"])
-    show("scores = Q @ K.T", scores, TOKENS)
-    q, k, score = Q[1], K[0], scores[1, 0]
-    print(f"\njourney, Your: {q[0]:.4f} * {k[0]:.4f} + {q[1]:.4f} * {k[1]:.4f} = {score:.4f}")
-    show("scores / sqrt(2)", scores / 2**0.5, TOKENS)
-    weights = torch.softmax(scores / 2**0.5, dim=-1)
-    show("weights = softmax(scores / sqrt(2))", weights, TOKENS, sums=True)
+    x = show("x", INPUTS, ["x0", "x1", "x2"])
+    Q = show("Q = W_query(x)", head.W_query(x), ["q0", "q1"])
+    K = show("K = W_key(x)", head.W_key(x), ["k0", "k1"])
+    V = show("V = W_value(x)", head.W_value(x), ["v0", "v1"])
+    scores = show("scores = Q @ K.T", Q @ K.T, TOKENS)
+    print(f"\njourney, Your: {Q[1, 0]:.4f} * {K[0, 0]:.4f} + {Q[1, 1]:.4f} * {K[0, 1]:.4f} = {scores[1, 0]:.4f}")
+    scaled = show("scores / sqrt(2)", scores / 2**0.5, TOKENS)
+    weights = show("weights = softmax(scores / sqrt(2))", torch.softmax(scaled, dim=-1), TOKENS, sums=True)
     show("context = weights @ V", weights @ V, ["d0", "d1"])
 
 
@@ -102,15 +97,11 @@ def causal_mask() -> None:
     """
     torch.manual_seed(789)
     head = SelfAttention(3, 2)
-    lower = torch.tril(head.weights(INPUTS))
-    renormalised = lower / lower.sum(dim=-1, keepdim=True)
+    lower = show("tril(weights)", torch.tril(head.weights(INPUTS)), TOKENS, sums=True)
+    renormalised = show("tril(weights) / row sums", lower / lower.sum(dim=-1, keepdim=True), TOKENS, sums=True)
     scores = head.W_query(INPUTS) @ head.W_key(INPUTS).T
-    masked = scores.masked_fill(torch.ones(6, 6, dtype=torch.bool).triu(diagonal=1), -torch.inf)
-    weights = torch.softmax(masked / 2**0.5, dim=-1)
-    show("tril(weights)", lower, TOKENS, sums=True)
-    show("tril(weights) / row sums", renormalised, TOKENS, sums=True)
-    show("masked scores", masked, TOKENS)
-    show("softmax(masked scores / sqrt(2))", weights, TOKENS, sums=True)
+    masked = show("masked scores", scores.masked_fill(FUTURE, -torch.inf), TOKENS)
+    weights = show("softmax(masked scores / sqrt(2))", torch.softmax(masked / 2**0.5, dim=-1), TOKENS, sums=True)
     print(f"\nboth ways give the same weights: {torch.allclose(renormalised, weights)}")
 
 
@@ -126,8 +117,7 @@ class CausalAttention(SelfAttention):
     def weights(self, x: Tensor) -> Tensor:
         """Causal attention weights: (..., T, d_in) to (..., T, T)."""
         T = x.shape[-2]
-        scores = self.W_query(x) @ self.W_key(x).mT
-        scores = scores.masked_fill(self.mask[:T, :T], -torch.inf)
+        scores = (self.W_query(x) @ self.W_key(x).mT).masked_fill(self.mask[:T, :T], -torch.inf)
         return self.dropout(torch.softmax(scores / self.W_key.out_features**0.5, dim=-1))
 
 
@@ -145,7 +135,6 @@ def dropout() -> None:
         show(f"Dropout({p}) of ones", nn.Dropout(p)(torch.ones(3, 4)), ["c0", "c1", "c2", "c3"], ["r0", "r1", "r2"])
     torch.manual_seed(123)
     show("Dropout(0.5) of causal weights", nn.Dropout(0.5)(weights), TOKENS, sums=True)
-
     journey = weights[1, :2]
     draws = nn.Dropout(0.5)(journey.expand(1_000_000, 2))
     renormalised = draws / draws.sum(dim=-1, keepdim=True)
@@ -160,17 +149,16 @@ def future_tokens() -> None:
     A row of Q, K and V depends on its own token only, and the mask gives later tokens the weight 0: a change of the
     last token leaves the outputs before it bit-equal. For a token generated after it, all of a prompt is the past.
     """
-    x = INPUTS
-    changed = torch.cat([x[:-1], torch.tensor([[0.90, 0.10, 0.40]])])
+    changed = torch.cat([INPUTS[:-1], torch.tensor([[0.90, 0.10, 0.40]])])
     torch.manual_seed(123)
     causal = CausalAttention(3, 2, context_length=7, dropout=0.0)
     torch.manual_seed(123)
     unmasked = SelfAttention(3, 2)
     layers = [causal.W_query, causal.W_key, causal.W_value, unmasked, causal]
-    differences = torch.stack([(layer(changed) - layer(x)).abs().amax(dim=-1) for layer in layers], dim=-1)
+    differences = torch.stack([(layer(changed) - layer(INPUTS)).abs().amax(dim=-1) for layer in layers], dim=-1)
     show("largest change per row when step changes", differences, ["Q", "K", "V", "unmasked", "causal"])
-    print(f"\ncausal outputs before step are bit-equal: {torch.equal(causal(changed)[:-1], causal(x)[:-1])}")
-    longer = torch.cat([x, torch.tensor([[0.35, 0.60, 0.20]])])
+    print(f"\ncausal outputs before step are bit-equal: {torch.equal(causal(changed)[:-1], causal(INPUTS)[:-1])}")
+    longer = torch.cat([INPUTS, torch.tensor([[0.35, 0.60, 0.20]])])
     show("weights of the next token", causal.weights(longer)[-1:], [*TOKENS, "next"], ["next"], sums=True)
 
 
@@ -196,10 +184,9 @@ def separate_heads() -> None:
     single head's weights, so its columns are the same. Two heads of width 2, concatenated, have width 4.
     """
     torch.manual_seed(123)
-    causal = CausalAttention(3, 2, context_length=6, dropout=0.0)
+    show("CausalAttention", CausalAttention(3, 2, context_length=6, dropout=0.0)(BATCH), ["d0", "d1"])
     torch.manual_seed(123)
     wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
-    show("CausalAttention", causal(BATCH), ["d0", "d1"])
     show("MultiHeadAttentionWrapper", wrapper(BATCH), ["h0.d0", "h0.d1", "h1.d0", "h1.d1"])
 
 
@@ -218,8 +205,7 @@ def fused_heads() -> None:
     split = show_shape(".view(B, T, 3, H, D)", projected.view(B, T, 3, H, D), "B, T, 3, H, D")
     queries, keys, values = show_shape(".permute(2, 0, 3, 1, 4)", split.permute(2, 0, 3, 1, 4), "3, B, H, T, D")
     scores = show_shape("scores = queries @ keys.mT", queries @ keys.mT, "B, H, T, T")
-    scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(diagonal=1), -torch.inf)
-    weights = torch.softmax(scores / D**0.5, dim=-1)
+    weights = torch.softmax(scores.masked_fill(FUTURE, -torch.inf) / D**0.5, dim=-1)
     context = show_shape("context = weights @ values", weights @ values, "B, H, T, D")
     by_token = show_shape(".transpose(1, 2)", context.transpose(1, 2), "B, T, H, D")
     joined = show_shape(".reshape(B, T, H * D)", by_token.reshape(B, T, H * D), "B, T, d_out")
@@ -231,7 +217,6 @@ def fused_heads() -> None:
     print(f"\nthe module's own output is the same: {torch.allclose(fused(BATCH), output, atol=1e-6)}")
 
 
-@torch.no_grad()
 def copied_weights() -> None:
     """The wrapper's weights, copied into the fused module, give the wrapper's table.
 
@@ -242,9 +227,8 @@ def copied_weights() -> None:
     wrapper = MultiHeadAttentionWrapper(3, 2, context_length=6, dropout=0.0, num_heads=2)
     fused = MultiHeadAttention(3, 4, context_length=6, dropout=0.0, num_heads=2)
     layers = [getattr(head, name) for name in ("W_query", "W_key", "W_value") for head in wrapper.heads]
-    fused.qkv.weight.copy_(torch.cat([layer.weight for layer in layers]))  # (12, 3)
-    fused.out_proj.weight.copy_(torch.eye(4))
-    fused.out_proj.bias.zero_()
+    fused.qkv.weight = nn.Parameter(torch.cat([layer.weight for layer in layers]))  # (12, 3)
+    fused.out_proj = nn.Identity()  # type: ignore[assignment]
     show("MultiHeadAttention, the wrapper's weights", fused(BATCH), ["h0.d0", "h0.d1", "h1.d0", "h1.d1"])
     separate = torch.cat([layer(BATCH) for layer in layers], dim=-1)  # (2, 6, 12)
     print(f"\none product equals six: {torch.allclose(fused.qkv(BATCH), separate, atol=1e-6)}")
@@ -262,11 +246,10 @@ def tiny_gpt() -> None:
     inputs, targets = token_ids[:, :-1], token_ids[:, 1:]  # (B, T) each
     model = GPT(GPTConfig(vocab_size=256, context_length=128, d_model=32, num_layers=2, num_heads=2, dropout=0.0))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    print(f"\nlogits {tuple(model(inputs).shape)}, ln(256) = {math.log(256):.2f}\n")
-    print("step  F.cross_entropy  next_token_loss")
+    print(f"\nlogits {tuple(model(inputs).shape)}, ln(256) = {math.log(256):.2f}")
+    print("\nstep  F.cross_entropy  next_token_loss")
     for step in range(101):
-        logits = model(inputs)  # (B, T, V)
-        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())  # logits are (B, T, V)
         if step % 20 == 0:
             fast = next_token_loss(model.transformer(inputs), model.lm_head_weight, targets) / targets.numel()
             print(f"{step:4}{loss.item():17.2f}{fast.item():17.2f}")
@@ -280,14 +263,8 @@ def tiny_gpt() -> None:
     print(f"most likely bytes after 'Your': {bytes(written[0, 4:].tolist()).decode(errors='replace')}")
 
 
-def main() -> None:
-    """Print the walk."""
+if __name__ == "__main__":
     sections = (one_head, causal_mask, dropout, future_tokens, separate_heads, fused_heads, copied_weights, tiny_gpt)
     for number, section in enumerate(sections, start=1):
-        print(f"{number}. {inspect.getdoc(section)}")
+        print(f"\n\n{number}. {inspect.getdoc(section)}")
         section()
-        print("\n")
-
-
-if __name__ == "__main__":
-    main()

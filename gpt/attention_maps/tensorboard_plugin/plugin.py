@@ -27,7 +27,7 @@ from gpt.attention_maps.event_format import PLUGIN_NAME, unpack_scores, unpack_s
 log = tb_logging.get_logger()
 
 _STATIC = Path(__file__).parent / "static"
-_CONTENT_TYPES = {".js": "text/javascript", ".css": "text/css"}
+_MIME_TYPES = {".js": "text/javascript", ".css": "text/css"}
 _READ_THREADS = 32
 _MAX_STEPS = 100_000  # per series; AttentionLoader has TensorBoard keep a thousand
 
@@ -42,9 +42,8 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Map each route to its WSGI app."""
-        files = [path for path in _STATIC.iterdir() if path.suffix in _CONTENT_TYPES]
         routes = {"/series": self._series, "/captures": self._captures, "/maps": self._maps}
-        routes |= {f"/{path.name}": partial(_static, path) for path in files}
+        routes |= {f"/{path.name}": partial(_static, path) for path in _STATIC.iterdir() if path.suffix in _MIME_TYPES}
         return {path: Request.application(route) for path, route in routes.items()}
 
     def is_active(self) -> bool:
@@ -60,11 +59,10 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         for run, tags in self._data.list_blob_sequences(**_scope(request)).items():
             for tag, series in tags.items():
                 try:
-                    content = unpack_series(series.plugin_content)
+                    content = unpack_series(series.plugin_content) | {"last_wall_time": series.max_wall_time}
+                    runs.setdefault(run, {})[tag] = content
                 except ValueError as error:
                     log.warning("Attention: skipping %s of run %s: %s", tag, run, error)
-                    continue
-                runs.setdefault(run, {})[tag] = content | {"last_wall_time": series.max_wall_time}
         return _json(request, runs)
 
     def _captures(self, request: Request) -> Response:
@@ -88,22 +86,16 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
     def _maps(self, request: Request) -> Response:
         step, layer = _number(request, "step", int), _number(request, "layer", int)
         wall_time = _number(request, "wall_time", float)
-        for datum in self._read(request):
-            if datum.step == step and datum.wall_time == wall_time and 0 <= layer < len(datum.values) - 1:
-                return http_util.Respond(
-                    request,
-                    self._blob(request, datum, layer + 1),
-                    "application/octet-stream",
-                    content_encoding="gzip",
-                    expires=3600,  # the URL contains the wall time, so its content never changes
-                )
-        raise NotFoundError(f"layer {layer} has no maps at step {step}")
+        found = [datum for datum in self._read(request) if (datum.step, datum.wall_time) == (step, wall_time)]
+        if not found or not 0 <= layer < len(found[0].values) - 1:
+            raise NotFoundError(f"layer {layer} has no maps at step {step}")
+        blob = self._blob(request, found[0], layer + 1)
+        # It may be cached, because the URL contains the wall time: its content never changes.
+        return http_util.Respond(request, blob, "application/octet-stream", content_encoding="gzip", expires=3600)
 
     def _read(self, request: Request) -> list[BlobSequenceDatum]:
         """Read the steps of the requested series, in order."""
-        run, tag = request.args.get("run"), request.args.get("tag")
-        if run is None or tag is None:
-            raise InvalidArgumentError("run and tag are required")
+        run, tag = request.args["run"], request.args["tag"]  # without one, werkzeug answers 400
         series_filter = RunTagFilter(runs=[run], tags=[tag])
         found = self._data.read_blob_sequences(**_scope(request), downsample=_MAX_STEPS, run_tag_filter=series_filter)
         if tag not in found.get(run, {}):
@@ -122,7 +114,7 @@ def _scope(request: Request) -> dict[str, Any]:
 
 
 def _static(path: Path, request: Request) -> Response:
-    return http_util.Respond(request, path.read_bytes(), _CONTENT_TYPES[path.suffix])
+    return http_util.Respond(request, path.read_bytes(), _MIME_TYPES[path.suffix])
 
 
 def _json(request: Request, content: Any) -> Response:
