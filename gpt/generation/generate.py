@@ -67,49 +67,38 @@ class SequenceState:
     ) -> None:
         self.index = index
         self.context = [tokenizer.eot_id, *prompt_ids]  # what the model reads
-        self.history = list(prompt_ids)  # what the repetition penalty reads
-        self.new_ids: list[int] = []
-        self.text = ""
-        self.finish_reason: FinishReason | None = None if request.max_new_tokens > 0 else "length"
+        self._history = list(prompt_ids)  # what the repetition penalty reads
+        self._new_ids: list[int] = []
+        self._text = ""
         self._generator = torch.Generator().manual_seed(seed)  # its own, so that other sequences do not matter
         self._request, self._eot_id = request, tokenizer.eot_id
         self._decoder, self._stops = StreamDecoder(tokenizer), StopFinder(request.stops)
 
-    def sample(self, logits: Tensor) -> str:
-        """Append the next token, from (V,) logits; returns the text that is final with it."""
-        token = self._request.sampling.sample(logits, self._generator, self.history)
+    def sample(self, logits: Tensor) -> Piece:
+        """Append the next token, sampled from (V,) logits; return the text that is final with it."""
+        token = self._request.sampling.sample(logits, self._generator, self._history)
+        text, reason = "", None
         if token == self._eot_id:
-            return self._finish("eos")
-        for ids in (self.context, self.history, self.new_ids):
-            ids.append(token)
-        text = self._stops.push(self._decoder.push(token))
-        self.text += text
+            reason = "eos"
+        else:
+            for ids in (self.context, self._history, self._new_ids):
+                ids.append(token)
+            text = self._stops.push(self._decoder.push(token))
+            if len(self._new_ids) == self._request.max_new_tokens:
+                reason = "length"
+        if reason:
+            text += self._stops.push(self._decoder.finish()) + self._stops.finish()
         if self._stops.found:
-            self.finish_reason = "stop"
-        elif len(self.new_ids) == self._request.max_new_tokens:
-            text += self._finish("length")
-        return text
+            reason = "stop"
+        self._text += text
+        return Piece(self.index, text, Continuation(self._text, self._new_ids, reason) if reason else None)
 
     def drop_older_half(self, context_length: int) -> bool:
-        """Drop the older half of a context that is too long; returns whether it was."""
-        if len(self.context) <= context_length:
-            return False
-        self.context = self.context[-_half(context_length) :]
-        return True
-
-    def piece(self, text: str) -> Piece:
-        """The piece with this text, and with the whole continuation if the sequence is finished."""
-        if self.finish_reason is None:
-            return Piece(self.index, text)
-        return Piece(self.index, text, Continuation(self.text, self.new_ids, self.finish_reason))
-
-    def _finish(self, reason: FinishReason) -> str:
-        text = self._stops.push(self._decoder.finish())
-        if not self._stops.found:
-            text += self._stops.finish()
-        self.finish_reason = "stop" if self._stops.found else reason
-        self.text += text
-        return text
+        """Drop the older half of a context that is too long; return whether it was."""
+        is_too_long = len(self.context) > context_length
+        if is_too_long:
+            self.context = self.context[-_half(context_length) :]
+        return is_too_long
 
 
 def generate(
@@ -145,17 +134,18 @@ def stream(
         SequenceState(index, prompt_ids, tokenizer, request, seed)
         for index, (prompt_ids, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]
-    yield from (state.piece("") for state in states if state.finish_reason)
-    states = [state for state in states if not state.finish_reason]
+    if request.max_new_tokens == 0:
+        yield from (Piece(state.index, "", Continuation("", [], "length")) for state in states)
+        return
     next_logits = _cached_logits(model, states, request.max_new_tokens) if request.use_cache else _logits(model, states)
     while states:
         # Entered per token, so that the model has its own mode while the caller holds a piece. inference_mode also
         # skips autograd's bookkeeping of views and versions: a twentieth of a token's time.
         with inference(model), torch.inference_mode():
             logits = next(next_logits)
-        pieces = [state.piece(state.sample(own)) for state, own in zip(states, logits, strict=True)]
+        pieces = [state.sample(own) for state, own in zip(states, logits, strict=True)]
         yield from (piece for piece in pieces if piece.text or piece.finished)
-        states[:] = [state for state in states if not state.finish_reason]
+        states[:] = [state for state, piece in zip(states, pieces, strict=True) if not piece.finished]
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
@@ -169,7 +159,7 @@ def _half(context_length: int) -> int:
 
 
 def _logits(model: Model, states: list[SequenceState]) -> Iterator[list[Tensor]]:
-    """Without a cache: run each sequence's whole context for each token. The caller removes finished sequences."""
+    """Run each sequence's whole context for each token; the caller removes finished sequences."""
     while True:
         logits = []
         for state in states:
@@ -180,25 +170,23 @@ def _logits(model: Model, states: list[SequenceState]) -> Iterator[list[Tensor]]
 
 
 def _cached_logits(model: Model, states: list[SequenceState], max_new_tokens: int) -> Iterator[list[Tensor]]:
-    """Prefill all sequences, then decode one token of each at a time. The caller removes finished sequences."""
-    config, device = model.config, model.device
+    """Prefill all sequences, then decode one token of each at a time; the caller removes finished sequences."""
+    context_length = model.config.context_length
     for state in states:
-        state.drop_older_half(config.context_length)
+        state.drop_older_half(context_length)
     max_length = max(len(state.context) for state in states) + max_new_tokens
-    cache = KVCache(config, len(states), device, model.dtype, max_length)
+    cache = KVCache(model.config, len(states), model.device, model.dtype, max_length)
     hidden = prefill(model, cache, [state.context for state in states])
-    cached = list(states)
     while True:
+        cached = list(states)
         yield list(model.logits(hidden))
         if len(states) < len(cached):
             cache.compact([index for index, state in enumerate(cached) if state in states])
-            cached = list(states)
         for index, state in enumerate(states):
-            if state.drop_older_half(config.context_length):
-                if len(state.context) > 1:
-                    prefill(model, cache.sequence(index), [state.context[:-1]])
+            if state.drop_older_half(context_length):
+                prefill(model, cache.sequence(index), [state.context[:-1]])
                 cache.lengths[index] = len(state.context) - 1
-        token_ids = torch.tensor([state.context[-1:] for state in states], device=device)  # (B, 1)
+        token_ids = torch.tensor([state.context[-1:] for state in states], device=model.device)  # (B, 1)
         hidden = model.transformer(token_ids, cache=cache)[:, -1]  # (B, E)
         cache.advance([1] * len(states))
 
