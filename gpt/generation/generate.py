@@ -77,16 +77,15 @@ class SequenceState:
     def sample(self, logits: Tensor) -> Piece:
         """Append the next token, sampled from (V,) logits; return the text that is final with it."""
         token = self._request.sampling.sample(logits, self._generator, self._history)
-        text, reason = "", None
-        if token == self._eot_id:
-            reason = "eos"
-        else:
+        text = ""
+        reason: FinishReason | None = "eos" if token == self._eot_id else None
+        if reason is None:
             for ids in (self.context, self._history, self._new_ids):
                 ids.append(token)
             text = self._stops.push(self._decoder.push(token))
             if len(self._new_ids) == self._request.max_new_tokens:
                 reason = "length"
-        if reason:
+        if reason is not None:  # what decoder and stop finder have held back is final
             text += self._stops.push(self._decoder.finish()) + self._stops.finish()
         if self._stops.found:
             reason = "stop"

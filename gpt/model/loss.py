@@ -9,7 +9,7 @@ Shape letters: N tokens (batch and time flattened), n tokens of a chunk, E d_mod
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -88,23 +88,21 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 def _cpu_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
     is_mixed = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype != torch.float32
-    return partial(_cpu_chunk_loss, weight, is_mixed), _equal_chunks(N, CPU_CHUNK_LOGITS // len(weight))
 
+    def chunk_loss(hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> Tensor:
+        log_probs = _log_softmax_(hidden @ weight.T)  # (n, V)
+        loss = _summed_loss(log_probs, targets)
+        # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
+        counts = (targets >= 0)[:, None].to(log_probs.dtype)
+        grad_logits = log_probs.exp_().mul_(counts).scatter_add_(1, targets.clamp(min=0)[:, None], -counts)
+        grad_hidden.copy_(grad_logits @ weight)
+        if is_mixed:
+            grad_weight += grad_logits.T @ hidden
+        else:  # accumulates in place: a product of the size of the weight would need fresh memory
+            grad_weight.addmm_(grad_logits.T, hidden)
+        return loss
 
-def _cpu_chunk_loss(
-    weight: Tensor, is_mixed: bool, hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor
-) -> Tensor:
-    log_probs = _log_softmax_(hidden @ weight.T)  # (n, V)
-    loss = _summed_loss(log_probs, targets)
-    # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
-    counts = (targets >= 0)[:, None].to(log_probs.dtype)
-    grad_logits = log_probs.exp_().mul_(counts).scatter_add_(1, targets.clamp(min=0)[:, None], -counts)
-    grad_hidden.copy_(grad_logits @ weight)
-    if is_mixed:
-        grad_weight += grad_logits.T @ hidden
-    else:  # accumulates in place: a product of the size of the weight would need fresh memory
-        grad_weight.addmm_(grad_logits.T, hidden)
-    return loss
+    return chunk_loss, _equal_chunks(N, CPU_CHUNK_LOGITS // len(weight))
 
 
 def _cuda_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
@@ -146,7 +144,7 @@ def _compiled_loss_and_gradients() -> Any:
 def _equal_chunks(N: int, largest: int) -> list[slice]:
     """Slices of about equal size: a small last chunk would take nearly as long as a whole one."""
     size = max(1, math.ceil(N / max(1, math.ceil(N / max(1, largest)))))
-    return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+    return [slice(start, start + size) for start in range(0, N, size)]
 
 
 def _log_softmax_(logits: Tensor) -> Tensor:
