@@ -24,8 +24,7 @@ from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
 
 FORMAT_VERSION = 2
-BEST = "best.ckpt"
-LAST = "last.ckpt"
+BEST, LAST = "best.ckpt", "last.ckpt"
 _PREFIX = "model."
 _HUB_NAME = re.compile(r"(?!checkpoints/)[\w-]+/[\w.-]+(?<!\.ckpt)|gpt2(-medium|-large|-xl)?")
 
@@ -63,8 +62,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, Tokenizer]:
     """Load a model, in eval mode, and its tokenizer.
 
-    Args:
-        path: a run folder, a ``.ckpt`` file, a Hugging Face folder, or the name of a GPT-2 on its Hub.
+    From a run folder, a ``.ckpt`` file, a Hugging Face folder, or the name of a GPT-2 on its Hub.
     """
     if is_huggingface(path):
         config, weights, tokenizer = read_pretrained(str(path))
@@ -77,9 +75,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a checkpoint of this project: {error!r}") from None
     if tokenizer.vocab_size != config.vocab_size:
-        raise UserError(
-            f"{path} has {config.vocab_size} token ids, tokenizer {tokenizer.name!r} {tokenizer.vocab_size}"
-        )
+        raise UserError(f"{path} has {config.vocab_size} token ids; {tokenizer.name!r} has {tokenizer.vocab_size}")
     with torch.device("meta"), _SkipInitialisation():  # the weights are replaced at once
         model = GPT(config)
     try:

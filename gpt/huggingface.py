@@ -107,21 +107,6 @@ def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
     return GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1), qkv_bias=True)
 
 
-def _config_to_gpt2(config: GPTConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), config.dropout),
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eot_id),
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-        _TOKENIZER_KEY: tokenizer.name,
-    }
-
-
 def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], Tokenizer]:
     """Read a GPT-2 from a folder, or from the Hub by a name such as ``openai-community/gpt2``.
 
@@ -141,13 +126,13 @@ def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], 
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"it has no {WEIGHTS} (pickled weights are not read, since they can run code)")
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return load_file(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{WEIGHTS} is damaged: {error}") from None
 
@@ -194,15 +179,27 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; choose another")
     folder.mkdir(parents=True, exist_ok=True)
+    token_ids = {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id}
     files = {
-        "generation_config.json": {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id},
+        "generation_config.json": token_ids,
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.context_length,
             **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
         },
         "tokenizer.json": _tokenizer_json(tokenizer),
-        CONFIG: _config_to_gpt2(config, tokenizer),
+        CONFIG: {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), config.dropout),
+            **token_ids,
+            "tie_word_embeddings": True,
+            "dtype": "float32",
+            _TOKENIZER_KEY: tokenizer.name,
+        },
     }
     with atomic_write(folder / WEIGHTS) as file:
         file.write(save(to_gpt2(weights, config), metadata={"format": "pt"}))
@@ -233,10 +230,9 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 # GPT-2 writes bytes as characters: printable ones as they are, the others from U+0100 on.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_CHARACTERS = {**{byte: chr(byte) for byte in _PRINTABLE}, **{byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}}
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = {byte: 0x100 + n for n, byte in enumerate(sorted({*range(256)} - _PRINTABLE))}
 
 
 def _printable(token: bytes) -> str:
-    return "".join(_CHARACTERS[byte] for byte in token)
+    return token.decode("latin-1").translate(_OTHERS)

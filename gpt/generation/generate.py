@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from gpt.errors import UserError
-from gpt.generation.packed import PackedGPT
+from gpt.generation.packed import Model
 from gpt.generation.sampling import Sampling
 from gpt.generation.stops import StopFinder
 from gpt.model.inference import inference
 from gpt.model.kv_cache import KVCache
-from gpt.model.transformer import GPT
 from gpt.tokenizer import StreamDecoder, Tokenizer
 
 log = logging.getLogger(__name__)
 
-Model = GPT | PackedGPT
 FinishReason = Literal["length", "eos", "stop"]
 
 
@@ -63,10 +61,11 @@ class SequenceState:
     """State of one sequence being generated."""
 
     def __init__(
-        self, index: int, prompt_ids: Sequence[int], tokenizer: Tokenizer, request: Request, seed: int
+        self, index: int, prompt_ids: Sequence[int], seed: int, model: Model, tokenizer: Tokenizer, request: Request
     ) -> None:
         self.index = index
-        self.context = [tokenizer.eot_id, *prompt_ids]  # what the model reads
+        self._context_length = context_length
+        self.context = self._drop_older_half([tokenizer.eot_id, *prompt_ids])  # what the model reads
         self._history = list(prompt_ids)  # what the repetition penalty reads
         self._new_ids: list[int] = []
         self._text = ""
@@ -80,8 +79,9 @@ class SequenceState:
         text = ""
         reason: FinishReason | None = "eos" if token == self._eot_id else None
         if reason is None:
-            for ids in (self.context, self._history, self._new_ids):
-                ids.append(token)
+            self.context = self._drop_older_half([*self.context, token])
+            self._history.append(token)
+            self._new_ids.append(token)
             text = self._stops.push(self._decoder.push(token))
             if len(self._new_ids) == self._request.max_new_tokens:
                 reason = "length"
@@ -92,12 +92,9 @@ class SequenceState:
         self._text += text
         return Piece(self.index, text, Continuation(self._text, self._new_ids, reason) if reason else None)
 
-    def drop_older_half(self, context_length: int) -> bool:
-        """Drop the older half of a context that is too long; return whether it was."""
-        is_too_long = len(self.context) > context_length
-        if is_too_long:
-            self.context = self.context[-_half(context_length) :]
-        return is_too_long
+    def _drop_older_half(self, context: list[int]) -> list[int]:
+        is_too_long = len(context) > self._context_length
+        return context[-(self._context_length // 2 or 1) :] if is_too_long else context
 
 
 def generate(
@@ -120,19 +117,19 @@ def stream(
     Args:
         prompts: token ids of each sequence; may be empty.
         seeds: one per sequence; the same seed gives the same text, whatever the rest of the batch is.
-
-    Raises:
-        UserError: a seed is out of range, or the logits are not finite: the model has diverged.
     """
     check_seeds(seeds)
     context_length = model.config.context_length
-    for size in sorted({len(prompt_ids) for prompt_ids in prompts if len(prompt_ids) >= context_length}):
-        half = _half(context_length)
-        log.warning("a prompt of %d tokens exceeds the context of %d; using its last %d", size, context_length, half)
     states = [
-        SequenceState(index, prompt_ids, tokenizer, request, seed)
+        SequenceState(index, prompt_ids, seed, context_length, tokenizer, request)
         for index, (prompt_ids, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]
+    sizes = {(len(prompt_ids), len(state.context)) for prompt_ids, state in zip(prompts, states, strict=True)}
+    for size, used in sorted(sizes):
+        if used < size + 1:  # the context begins with end-of-text
+            log.warning(
+                "a prompt of %d tokens exceeds the context of %d; using its last %d", size, context_length, used
+            )
     if request.max_new_tokens == 0:
         yield from (Piece(state.index, "", Continuation("", [], "length")) for state in states)
         return
@@ -153,26 +150,15 @@ def check_seeds(seeds: Sequence[int]) -> None:
         raise UserError(f"seed is {wrong[0]}; it must be at least 0 and below 2**63")
 
 
-def _half(context_length: int) -> int:
-    return context_length // 2 or 1
-
-
 def _logits(model: Model, states: list[SequenceState]) -> Iterator[list[Tensor]]:
     """Run each sequence's whole context for each token; the caller removes finished sequences."""
     while True:
-        logits = []
-        for state in states:
-            state.drop_older_half(model.config.context_length)
-            hidden = model.transformer(torch.tensor([state.context], device=model.device))  # (1, T, E)
-            logits.append(model.logits(hidden[0, -1]))
-        yield logits
+        contexts = [torch.tensor([state.context], device=model.device) for state in states]  # (1, T) each
+        yield [model.logits(model.transformer(context)[0, -1]) for context in contexts]
 
 
 def _cached_logits(model: Model, states: list[SequenceState], max_new_tokens: int) -> Iterator[list[Tensor]]:
     """Prefill all sequences, then decode one token of each at a time; the caller removes finished sequences."""
-    context_length = model.config.context_length
-    for state in states:
-        state.drop_older_half(context_length)
     max_length = max(len(state.context) for state in states) + max_new_tokens
     cache = KVCache(model.config, len(states), model.device, model.dtype, max_length)
     hidden = prefill(model, cache, [state.context for state in states])
@@ -182,7 +168,7 @@ def _cached_logits(model: Model, states: list[SequenceState], max_new_tokens: in
         if len(states) < len(cached):
             cache.compact([index for index, state in enumerate(cached) if state in states])
         for index, state in enumerate(states):
-            if state.drop_older_half(context_length):
+            if len(state.context) <= cache.lengths[index]:  # its older half has been dropped
                 prefill(model, cache.sequence(index), [state.context[:-1]])
                 cache.lengths[index] = len(state.context) - 1
         token_ids = torch.tensor([state.context[-1:] for state in states], device=model.device)  # (B, 1)

@@ -64,10 +64,8 @@ class Int8Linear:
 
     Both digits are multiplied while the weights are read once; the second counts in 126ths of the first, so an input is
     rounded to 1 / 7938 of the largest input of its token. One digit is not enough: transformers have a few outlier
-    features (Dettmers et al. 2022, "LLM.int8()"). Sums of integers do not depend on the batch.
-
-    Args:
-        bound: upper bound on the magnitude of the inputs; None computes each token's largest input.
+    features (Dettmers et al. 2022, "LLM.int8()"). Sums of integers do not depend on the batch. Without an upper
+    ``bound`` on the magnitude of the inputs, each token's largest input is computed.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, bound: float | None = None) -> None:
@@ -89,8 +87,7 @@ class Int8Linear:
         inputs = x.reshape(-1, 1, fan_in)  # (N, 1, I)
         N = inputs.shape[0]
         if N > _MAX_INT8_TOKENS:
-            chunks = torch.split(inputs, _MAX_INT8_TOKENS)
-            return torch.cat([self(chunk) for chunk in chunks]).view(*x.shape[:-1], fan_out)
+            return torch.cat([self(chunk) for chunk in inputs.split(_MAX_INT8_TOKENS)]).view(*x.shape[:-1], fan_out)
         up, down = self.up, self.down
         if not self.has_bound:
             largest = inputs.abs().amax(dim=2, keepdim=True)  # (N, 1, 1)
@@ -180,6 +177,9 @@ class PackedGPT(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """Next-token logits: (B, T) int64 to (B, T, V)."""
         return self.logits(self.transformer(token_ids))
+
+
+Model = GPT | PackedGPT
 
 
 def _norm(norm: nn.LayerNorm) -> _Norm:
