@@ -64,7 +64,7 @@ class SequenceState:
         self, index: int, prompt_ids: Sequence[int], seed: int, model: Model, tokenizer: Tokenizer, request: Request
     ) -> None:
         self.index = index
-        self._context_length = context_length
+        self._context_length = model.config.context_length
         self.context = self._drop_older_half([tokenizer.eot_id, *prompt_ids])  # what the model reads
         self._history = list(prompt_ids)  # what the repetition penalty reads
         self._new_ids: list[int] = []
@@ -119,17 +119,15 @@ def stream(
         seeds: one per sequence; the same seed gives the same text, whatever the rest of the batch is.
     """
     check_seeds(seeds)
-    context_length = model.config.context_length
     states = [
-        SequenceState(index, prompt_ids, seed, context_length, tokenizer, request)
+        SequenceState(index, prompt_ids, seed, model, tokenizer, request)
         for index, (prompt_ids, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]
     sizes = {(len(prompt_ids), len(state.context)) for prompt_ids, state in zip(prompts, states, strict=True)}
+    limit = model.config.context_length
     for size, used in sorted(sizes):
-        if used < size + 1:  # the context begins with end-of-text
-            log.warning(
-                "a prompt of %d tokens exceeds the context of %d; using its last %d", size, context_length, used
-            )
+        if size >= limit:  # with the end-of-text token before it
+            log.warning("a prompt of %d tokens exceeds the context of %d; using its last %d", size, limit, used)
     if request.max_new_tokens == 0:
         yield from (Piece(state.index, "", Continuation("", [], "length")) for state in states)
         return

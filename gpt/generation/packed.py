@@ -87,7 +87,8 @@ class Int8Linear:
         inputs = x.reshape(-1, 1, fan_in)  # (N, 1, I)
         N = inputs.shape[0]
         if N > _MAX_INT8_TOKENS:
-            return torch.cat([self(chunk) for chunk in inputs.split(_MAX_INT8_TOKENS)]).view(*x.shape[:-1], fan_out)
+            chunks = torch.split(inputs, _MAX_INT8_TOKENS)
+            return torch.cat([self(chunk) for chunk in chunks]).view(*x.shape[:-1], fan_out)
         up, down = self.up, self.down
         if not self.has_bound:
             largest = inputs.abs().amax(dim=2, keepdim=True)  # (N, 1, 1)
