@@ -75,7 +75,9 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a checkpoint of this project: {error!r}") from None
     if tokenizer.vocab_size != config.vocab_size:
-        raise UserError(f"{path} has {config.vocab_size} token ids; {tokenizer.name!r} has {tokenizer.vocab_size}")
+        raise UserError(
+            f"{path} has {config.vocab_size} token ids and its tokenizer {tokenizer.name!r} {tokenizer.vocab_size}"
+        )
     with torch.device("meta"), _SkipInitialisation():  # the weights are replaced at once
         model = GPT(config)
     try:
