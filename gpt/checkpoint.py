@@ -18,14 +18,13 @@ from torch.overrides import TorchFunctionMode
 
 from gpt.errors import UserError
 from gpt.files import atomic_write
-from gpt.huggingface import is_pretrained_folder, read_pretrained
+from gpt.huggingface import CONFIG, read_pretrained
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
 
 FORMAT_VERSION = 2
-BEST = "best.ckpt"
-LAST = "last.ckpt"
+BEST, LAST = "best.ckpt", "last.ckpt"
 _PREFIX = "model."
 _HUB_NAME = re.compile(r"(?!checkpoints/)[\w-]+/[\w.-]+(?<!\.ckpt)|gpt2(-medium|-large|-xl)?")
 
@@ -33,25 +32,18 @@ _HUB_NAME = re.compile(r"(?!checkpoints/)[\w-]+/[\w.-]+(?<!\.ckpt)|gpt2(-medium|
 def find_checkpoint(path: str | Path) -> Path:
     """The file itself, or of a run folder ``best.ckpt``, else ``last.ckpt``."""
     path = Path(path)
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise UserError(
-            f"there is no checkpoint {path}; give a run folder, a .ckpt file, a Hugging Face folder or name"
-        )
-    for name in (BEST, LAST):
-        if (path / name).is_file():
-            return path / name
-    raise UserError(f"folder {path} has neither {BEST} nor {LAST}; give the folder of a run that has saved")
+    for file in (path, path / BEST, path / LAST):
+        if file.is_file():
+            return file
+    if path.is_dir():
+        raise UserError(f"folder {path} has neither {BEST} nor {LAST}; give the folder of a run that has saved")
+    raise UserError(f"there is no checkpoint {path}; give a run folder, a .ckpt file, a Hugging Face folder or name")
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a run folder or ``.ckpt`` file, memory-mapped: tensors that are not used are not read from disk.
 
     Unpickles only tensors and plain values, so a hostile file runs no code.
-
-    Raises:
-        UserError: it is missing, damaged, or not a checkpoint of this project.
     """
     file = find_checkpoint(path)
     if not zipfile.is_zipfile(file):  # nor is a truncated file
@@ -70,12 +62,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GPT, Tokenizer]:
     """Load a model, in eval mode, and its tokenizer.
 
-    Args:
-        path: a run folder, a ``.ckpt`` file, a Hugging Face folder, or the name of a GPT-2 on its Hub.
-        device: where to put the weights.
-
-    Raises:
-        UserError: it is missing, damaged, or not a supported GPT-2.
+    From a run folder, a ``.ckpt`` file, a Hugging Face folder, or the name of a GPT-2 on its Hub.
     """
     if is_huggingface(path):
         config, weights, tokenizer = read_pretrained(str(path))
@@ -84,11 +71,7 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
         try:
             config = GPTConfig(**content["hyper_parameters"]["model"])
             tokenizer = Tokenizer(content["hyper_parameters"]["tokenizer"])
-            weights = {
-                name.removeprefix(_PREFIX): tensor
-                for name, tensor in content["state_dict"].items()
-                if name.startswith(_PREFIX)
-            }
+            weights = {name.removeprefix(_PREFIX): tensor for name, tensor in content["state_dict"].items()}
         except (KeyError, TypeError, AttributeError) as error:
             raise UserError(f"{path} is not a checkpoint of this project: {error!r}") from None
     if tokenizer.vocab_size != config.vocab_size:
@@ -116,16 +99,12 @@ class _SkipInitialisation(TorchFunctionMode):
 
 def is_huggingface(path: str | Path) -> bool:
     """Whether a path is a Hugging Face folder, or does not exist and looks like a name on the Hub."""
-    return is_pretrained_folder(Path(path)) or (not Path(path).exists() and _HUB_NAME.fullmatch(str(path)) is not None)
+    path = Path(path)
+    return (path / CONFIG).is_file() or (not path.exists() and _HUB_NAME.fullmatch(str(path)) is not None)
 
 
 def write_model(path: Path, config: GPTConfig, weights: Mapping[str, torch.Tensor], tokenizer: Tokenizer) -> None:
-    """Write a checkpoint that holds a model and no training state.
-
-    Args:
-        path: the ``.ckpt`` file; its folder must exist.
-        weights: named as in the model's state_dict.
-    """
+    """Write a model without training state to a ``.ckpt`` file, from weights named as in the model's state_dict."""
     content = {
         "state_dict": {_PREFIX + name: tensor for name, tensor in weights.items()},
         "hyper_parameters": {"model": asdict(config), "tokenizer": tokenizer.name, "document_mask": False},

@@ -3,7 +3,6 @@
 import argparse
 import json
 import logging
-import math
 import os
 import re
 import sys
@@ -52,7 +51,10 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 141
     except (UserError, OSError) as error:
-        print(f"error: {_with_flags(' '.join(_message(error).split()), argv)}", file=sys.stderr)
+        message = str(error)
+        if isinstance(error, OSError) and error.strerror:
+            message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+        print(f"error: {_with_flags(' '.join(message.split()), argv)}", file=sys.stderr)
         return getattr(error, "exit_status", 2)
 
 
@@ -61,26 +63,17 @@ def choose_device(name: str | None = None) -> "torch.device":
     import torch  # takes seconds, which --help must not wait for
 
     if name is None:
-        if torch.cuda.is_available():
-            return torch.device("cuda")
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError):  # torch asserts that it was built with CUDA
         raise UserError(f"device {name!r} is not available; leave out --device to choose one automatically") from None
-    return device
 
 
 def print_json(content: Any) -> None:
     """Print exactly one JSON object on stdout; NaN and infinity, which JSON does not have, become null."""
-    print(json.dumps(_finite(content), ensure_ascii=False, allow_nan=False))
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror is not None:
-        return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return str(error)
+    finite = json.loads(json.dumps(content), parse_constant=lambda name: None)
+    print(json.dumps(finite, ensure_ascii=False))
 
 
 def _with_flags(message: str, argv: list[str]) -> str:
@@ -90,11 +83,3 @@ def _with_flags(message: str, argv: list[str]) -> str:
         pattern = rf"(?<![\w.-]){name}\b" if "_" in name else rf"^{name}(?= is )"
         message = re.sub(pattern, flag, message) if name else message
     return message
-
-
-def _finite(content: Any) -> Any:
-    if isinstance(content, dict):
-        return {key: _finite(value) for key, value in content.items()}
-    if isinstance(content, list | tuple):
-        return [_finite(value) for value in content]
-    return None if isinstance(content, float) and not math.isfinite(content) else content

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from gpt.data.windows import Window
-from gpt.generation.packed import PackedGPT
+from gpt.generation.packed import Model
 from gpt.model.inference import inference
 from gpt.model.loss import eval_loss
 from gpt.model.masks import document_ids
-from gpt.model.transformer import GPT
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class LossTotals:
         self._losses: list[Tensor] = []
         self._counts: list[Tensor] = []
 
-    def add(self, model: GPT | PackedGPT, batch: Window) -> None:
+    def add(self, model: Model, batch: Window) -> None:
         """Add the summed loss of a batch: inputs and targets (B, T), int64, on the model's device."""
         hidden = model.transformer(batch["inputs"], document_ids(batch["inputs"], self._eot_id))
         self._losses.append(eval_loss(model.logits, model.config.vocab_size, hidden, batch["targets"]))
@@ -62,9 +61,7 @@ class LossTotals:
         return torch.stack([torch.stack(values).cpu().double().sum() for values in (self._losses, self._counts)])
 
 
-def evaluate(
-    model: GPT | PackedGPT, batches: Iterable[Window], utf8_bytes: int, eot_id: int | None = None
-) -> Evaluation:
+def evaluate(model: Model, batches: Iterable[Window], utf8_bytes: int, eot_id: int | None = None) -> Evaluation:
     """Evaluate a model over batches of inputs and targets (B, T), int64, that make up a split of this many bytes."""
     totals = LossTotals(eot_id)
     with inference(model):

@@ -24,8 +24,7 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _TOKENIZER_KEY = "mini_gpt_tokenizer"  # in config.json: name of this project's tokenizer
 _PREFIX = "transformer."
 
-# Our module name to Hugging Face's.
-_EMBEDDINGS = {"token_embedding": "wte", "position_embedding": "wpe", "final_norm": "ln_f"}
+# Our name of a block's module to Hugging Face's.
 _IN_BLOCK = {
     "attention_norm": "ln_1",
     "attention.qkv": "attn.c_attn",
@@ -56,11 +55,13 @@ _SUPPORTED = {
 
 def weight_names(num_layers: int) -> dict[str, str]:
     """Our name to Hugging Face's, without its prefix, for every weight."""
-    modules = dict(_EMBEDDINGS)
-    for layer in range(num_layers):
-        modules |= {f"blocks.{layer}.{ours}": f"h.{layer}.{theirs}" for ours, theirs in _IN_BLOCK.items()}
-    kinds = {ours: ("weight",) if ours.endswith("embedding") else ("weight", "bias") for ours in modules}
-    return {f"transformer.{m}.{kind}": f"{modules[m]}.{kind}" for m in modules for kind in kinds[m]}
+    names = {"transformer.token_embedding.weight": "wte.weight", "transformer.position_embedding.weight": "wpe.weight"}
+    for kind in ("weight", "bias"):
+        names[f"transformer.final_norm.{kind}"] = f"ln_f.{kind}"
+        for layer in range(num_layers):
+            for ours, theirs in _IN_BLOCK.items():
+                names[f"transformer.blocks.{layer}.{ours}.{kind}"] = f"h.{layer}.{theirs}.{kind}"
+    return names
 
 
 def is_conv1d_weight(name: str) -> bool:
@@ -96,43 +97,23 @@ def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
     for key, supported in _SUPPORTED.items():
         if content.get(key, supported[0]) not in supported:
             raise UserError(f"{key} is {content[key]!r}; only {' or '.join(map(repr, supported))} is supported")
-    sizes: dict[str, Any] = {ours: content.get(theirs) for ours, theirs in _SIZES.items()}
-    if wrong := [name for name, size in sizes.items() if not isinstance(size, int)]:
-        raise UserError(f"{_SIZES[wrong[0]]} is {sizes[wrong[0]]!r}; expected an integer")
+    for key in _SIZES.values():
+        if not isinstance(content.get(key), int):
+            raise UserError(f"{key} is {content.get(key)!r}; expected an integer")
     width = 4 * content["n_embd"]
     if "model_type" not in content or content.get("n_inner") not in (None, width):
         raise UserError(f"model_type must be 'gpt2', and n_inner null or 4 * n_embd ({width})")
+    sizes = {ours: content[theirs] for ours, theirs in _SIZES.items()}
     return GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1), qkv_bias=True)
-
-
-def _config_to_gpt2(config: GPTConfig, tokenizer: Tokenizer) -> dict[str, Any]:
-    return {
-        "architectures": ["GPT2LMHeadModel"],
-        "model_type": "gpt2",
-        **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": 1e-5,
-        **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), config.dropout),
-        **dict.fromkeys(("bos_token_id", "eos_token_id"), tokenizer.eot_id),
-        "tie_word_embeddings": True,
-        "dtype": "float32",
-        _TOKENIZER_KEY: tokenizer.name,
-    }
-
-
-def is_pretrained_folder(path: Path) -> bool:
-    """Whether a path is a folder in Hugging Face's format."""
-    return (path / CONFIG).is_file()
 
 
 def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], Tokenizer]:
     """Read a GPT-2 from a folder, or from the Hub by a name such as ``openai-community/gpt2``.
 
-    Returns:
-        The model's shape, its weights under our names, and its tokenizer.
+    Its weights are returned under our names.
     """
     folder = Path(name_or_folder)
-    if not is_pretrained_folder(folder):
+    if not (folder / CONFIG).is_file():
         folder = _download(name_or_folder)
     try:
         content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
@@ -145,13 +126,13 @@ def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], 
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
 
     if not (folder / WEIGHTS).is_file():
         raise UserError(f"it has no {WEIGHTS} (pickled weights are not read, since they can run code)")
     try:
-        with safe_open(folder / WEIGHTS, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        return load_file(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
         raise UserError(f"{WEIGHTS} is damaged: {error}") from None
 
@@ -171,18 +152,17 @@ def _read_tokenizer(folder: Path, content: Mapping[str, Any], vocab_size: int) -
     tokenizer = Tokenizer(content.get(_TOKENIZER_KEY, "gpt2"))
     if tokenizer.vocab_size != vocab_size:
         raise UserError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")
-    if (folder / "tokenizer.json").is_file():
-        vocabulary = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-        for key in ("model", "vocab"):
-            vocabulary = vocabulary.get(key) if isinstance(vocabulary, dict) else None
-        if not isinstance(vocabulary, dict):
-            raise UserError("its tokenizer.json is not a byte-pair vocabulary")
-    elif (folder / "vocab.json").is_file():
-        vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    else:
+    files = [folder / name for name in ("tokenizer.json", "vocab.json") if (folder / name).is_file()]
+    if not files:
         log.warning("%s has no tokenizer files; assuming %s", folder, tokenizer.name)
         return tokenizer
-    if {token: rank for token, rank in vocabulary.items() if token != END_OF_TEXT} != _vocabulary(tokenizer):
+    vocabulary = json.loads(files[0].read_text(encoding="utf-8"))
+    try:
+        vocabulary = vocabulary["model"]["vocab"] if files[0].name == "tokenizer.json" else vocabulary
+        ranks = {token: rank for token, rank in vocabulary.items() if token != END_OF_TEXT}
+    except (KeyError, TypeError, AttributeError):
+        raise UserError(f"its {files[0].name} is not a byte-pair vocabulary") from None
+    if ranks != _vocabulary(tokenizer):
         raise UserError(f"its tokenizer has as many ids as {tokenizer.name} but differs from it, and is not supported")
     return tokenizer
 
@@ -190,10 +170,7 @@ def _read_tokenizer(folder: Path, content: Mapping[str, Any], vocab_size: int) -
 def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
     """Write a folder for ``GPT2LMHeadModel.from_pretrained`` and ``AutoTokenizer.from_pretrained``.
 
-    Args:
-        folder: must not exist, or be empty.
-        weights: under our names.
-        tokenizer: ``gpt2`` or ``bytes``.
+    The weights are given under our names; the folder must not exist, or be empty.
     """
     from safetensors.torch import save
 
@@ -202,15 +179,27 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; choose another")
     folder.mkdir(parents=True, exist_ok=True)
+    token_ids = {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id}
     files = {
-        "generation_config.json": {"bos_token_id": tokenizer.eot_id, "eos_token_id": tokenizer.eot_id},
+        "generation_config.json": token_ids,
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.context_length,
             **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
         },
         "tokenizer.json": _tokenizer_json(tokenizer),
-        CONFIG: _config_to_gpt2(config, tokenizer),
+        CONFIG: {
+            "architectures": ["GPT2LMHeadModel"],
+            "model_type": "gpt2",
+            **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+            "activation_function": "gelu_new",
+            "layer_norm_epsilon": 1e-5,
+            **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), config.dropout),
+            **token_ids,
+            "tie_word_embeddings": True,
+            "dtype": "float32",
+            _TOKENIZER_KEY: tokenizer.name,
+        },
     }
     with atomic_write(folder / WEIGHTS) as file:
         file.write(save(to_gpt2(weights, config), metadata={"format": "pt"}))
@@ -241,10 +230,9 @@ def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 # GPT-2 writes bytes as characters: printable ones as they are, the others from U+0100 on.
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
-_CHARACTERS = {**{byte: chr(byte) for byte in _PRINTABLE}, **{byte: chr(256 + n) for n, byte in enumerate(_OTHERS)}}
+_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+_OTHERS = {byte: 0x100 + n for n, byte in enumerate(sorted({*range(256)} - _PRINTABLE))}
 
 
 def _printable(token: bytes) -> str:
-    return "".join(_CHARACTERS[byte] for byte in token)
+    return token.decode("latin-1").translate(_OTHERS)

@@ -13,7 +13,8 @@ from gpt.cli import ArgumentParser, print_json, run
 from gpt.errors import UserError
 
 if TYPE_CHECKING:
-    from gpt.generation.generate import Continuation, Model, Request
+    from gpt.generation.generate import Continuation, Request
+    from gpt.generation.packed import Model
     from gpt.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)

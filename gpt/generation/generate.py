@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from gpt.errors import UserError
-from gpt.generation.packed import PackedGPT
+from gpt.generation.packed import Model
 from gpt.generation.sampling import Sampling
 from gpt.generation.stops import StopFinder
 from gpt.model.inference import inference
 from gpt.model.kv_cache import KVCache
-from gpt.model.transformer import GPT
 from gpt.tokenizer import StreamDecoder, Tokenizer
 
 log = logging.getLogger(__name__)
 
-Model = GPT | PackedGPT
 FinishReason = Literal["length", "eos", "stop"]
 
 
@@ -63,53 +61,40 @@ class SequenceState:
     """State of one sequence being generated."""
 
     def __init__(
-        self, index: int, prompt_ids: Sequence[int], tokenizer: Tokenizer, request: Request, seed: int
+        self, index: int, prompt_ids: Sequence[int], seed: int, model: Model, tokenizer: Tokenizer, request: Request
     ) -> None:
         self.index = index
-        self.context = [tokenizer.eot_id, *prompt_ids]  # what the model reads
-        self.history = list(prompt_ids)  # what the repetition penalty reads
-        self.new_ids: list[int] = []
-        self.text = ""
-        self.finish_reason: FinishReason | None = None if request.max_new_tokens > 0 else "length"
+        self._context_length = model.config.context_length
+        self.context = self._drop_older_half([tokenizer.eot_id, *prompt_ids])  # what the model reads
+        self._history = list(prompt_ids)  # what the repetition penalty reads
+        self._new_ids: list[int] = []
+        self._text = ""
         self._generator = torch.Generator().manual_seed(seed)  # its own, so that other sequences do not matter
         self._request, self._eot_id = request, tokenizer.eot_id
         self._decoder, self._stops = StreamDecoder(tokenizer), StopFinder(request.stops)
 
-    def sample(self, logits: Tensor) -> str:
-        """Append the next token, from (V,) logits; returns the text that is final with it."""
-        token = self._request.sampling.sample(logits, self._generator, self.history)
-        if token == self._eot_id:
-            return self._finish("eos")
-        for ids in (self.context, self.history, self.new_ids):
-            ids.append(token)
-        text = self._stops.push(self._decoder.push(token))
-        self.text += text
+    def sample(self, logits: Tensor) -> Piece:
+        """Append the next token, sampled from (V,) logits; return the text that is final with it."""
+        token = self._request.sampling.sample(logits, self._generator, self._history)
+        text = ""
+        reason: FinishReason | None = "eos" if token == self._eot_id else None
+        if reason is None:
+            self.context = self._drop_older_half([*self.context, token])
+            self._history.append(token)
+            self._new_ids.append(token)
+            text = self._stops.push(self._decoder.push(token))
+            if len(self._new_ids) == self._request.max_new_tokens:
+                reason = "length"
+        if reason is not None:  # what decoder and stop finder have held back is final
+            text += self._stops.push(self._decoder.finish()) + self._stops.finish()
         if self._stops.found:
-            self.finish_reason = "stop"
-        elif len(self.new_ids) == self._request.max_new_tokens:
-            text += self._finish("length")
-        return text
+            reason = "stop"
+        self._text += text
+        return Piece(self.index, text, Continuation(self._text, self._new_ids, reason) if reason else None)
 
-    def drop_older_half(self, context_length: int) -> bool:
-        """Drop the older half of a context that is too long; returns whether it was."""
-        if len(self.context) <= context_length:
-            return False
-        self.context = self.context[-_half(context_length) :]
-        return True
-
-    def piece(self, text: str) -> Piece:
-        """The piece with this text, and with the whole continuation if the sequence is finished."""
-        if self.finish_reason is None:
-            return Piece(self.index, text)
-        return Piece(self.index, text, Continuation(self.text, self.new_ids, self.finish_reason))
-
-    def _finish(self, reason: FinishReason) -> str:
-        text = self._stops.push(self._decoder.finish())
-        if not self._stops.found:
-            text += self._stops.finish()
-        self.finish_reason = "stop" if self._stops.found else reason
-        self.text += text
-        return text
+    def _drop_older_half(self, context: list[int]) -> list[int]:
+        is_too_long = len(context) > self._context_length
+        return context[-(self._context_length // 2 or 1) :] if is_too_long else context
 
 
 def generate(
@@ -132,30 +117,29 @@ def stream(
     Args:
         prompts: token ids of each sequence; may be empty.
         seeds: one per sequence; the same seed gives the same text, whatever the rest of the batch is.
-
-    Raises:
-        UserError: a seed is out of range, or the logits are not finite: the model has diverged.
     """
     check_seeds(seeds)
-    context_length = model.config.context_length
-    for size in sorted({len(prompt_ids) for prompt_ids in prompts if len(prompt_ids) >= context_length}):
-        half = _half(context_length)
-        log.warning("a prompt of %d tokens exceeds the context of %d; using its last %d", size, context_length, half)
     states = [
-        SequenceState(index, prompt_ids, tokenizer, request, seed)
+        SequenceState(index, prompt_ids, seed, model, tokenizer, request)
         for index, (prompt_ids, seed) in enumerate(zip(prompts, seeds, strict=True))
     ]
-    yield from (state.piece("") for state in states if state.finish_reason)
-    states = [state for state in states if not state.finish_reason]
+    sizes = {(len(prompt_ids), len(state.context)) for prompt_ids, state in zip(prompts, states, strict=True)}
+    limit = model.config.context_length
+    for size, used in sorted(sizes):
+        if size >= limit:  # with the end-of-text token before it
+            log.warning("a prompt of %d tokens exceeds the context of %d; using its last %d", size, limit, used)
+    if request.max_new_tokens == 0:
+        yield from (Piece(state.index, "", Continuation("", [], "length")) for state in states)
+        return
     next_logits = _cached_logits(model, states, request.max_new_tokens) if request.use_cache else _logits(model, states)
     while states:
         # Entered per token, so that the model has its own mode while the caller holds a piece. inference_mode also
         # skips autograd's bookkeeping of views and versions: a twentieth of a token's time.
         with inference(model), torch.inference_mode():
             logits = next(next_logits)
-        pieces = [state.piece(state.sample(own)) for state, own in zip(states, logits, strict=True)]
+        pieces = [state.sample(own) for state, own in zip(states, logits, strict=True)]
         yield from (piece for piece in pieces if piece.text or piece.finished)
-        states[:] = [state for state in states if not state.finish_reason]
+        states[:] = [state for state, piece in zip(states, pieces, strict=True) if not piece.finished]
 
 
 def check_seeds(seeds: Sequence[int]) -> None:
@@ -164,41 +148,28 @@ def check_seeds(seeds: Sequence[int]) -> None:
         raise UserError(f"seed is {wrong[0]}; it must be at least 0 and below 2**63")
 
 
-def _half(context_length: int) -> int:
-    return context_length // 2 or 1
-
-
 def _logits(model: Model, states: list[SequenceState]) -> Iterator[list[Tensor]]:
-    """Without a cache: run each sequence's whole context for each token. The caller removes finished sequences."""
+    """Run each sequence's whole context for each token; the caller removes finished sequences."""
     while True:
-        logits = []
-        for state in states:
-            state.drop_older_half(model.config.context_length)
-            hidden = model.transformer(torch.tensor([state.context], device=model.device))  # (1, T, E)
-            logits.append(model.logits(hidden[0, -1]))
-        yield logits
+        contexts = [torch.tensor([state.context], device=model.device) for state in states]  # (1, T) each
+        yield [model.logits(model.transformer(context)[0, -1]) for context in contexts]
 
 
 def _cached_logits(model: Model, states: list[SequenceState], max_new_tokens: int) -> Iterator[list[Tensor]]:
-    """Prefill all sequences, then decode one token of each at a time. The caller removes finished sequences."""
-    config, device = model.config, model.device
-    for state in states:
-        state.drop_older_half(config.context_length)
+    """Prefill all sequences, then decode one token of each at a time; the caller removes finished sequences."""
     max_length = max(len(state.context) for state in states) + max_new_tokens
-    cache = KVCache(config, len(states), device, model.dtype, max_length)
+    cache = KVCache(model.config, len(states), model.device, model.dtype, max_length)
     hidden = prefill(model, cache, [state.context for state in states])
-    cached = list(states)
     while True:
+        cached = list(states)
         yield list(model.logits(hidden))
         if len(states) < len(cached):
             cache.compact([index for index, state in enumerate(cached) if state in states])
-            cached = list(states)
         for index, state in enumerate(states):
-            if state.drop_older_half(config.context_length):
-                if len(state.context) > 1:
-                    prefill(model, cache.sequence(index), [state.context[:-1]])
+            if len(state.context) <= cache.lengths[index]:  # its older half has been dropped
+                prefill(model, cache.sequence(index), [state.context[:-1]])
                 cache.lengths[index] = len(state.context) - 1
-        token_ids = torch.tensor([state.context[-1:] for state in states], device=device)  # (B, 1)
+        token_ids = torch.tensor([state.context[-1:] for state in states], device=model.device)  # (B, 1)
         hidden = model.transformer(token_ids, cache=cache)[:, -1]  # (B, E)
         cache.advance([1] * len(states))
 

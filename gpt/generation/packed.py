@@ -37,7 +37,8 @@ class PackedLinear:
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         fan_out, fan_in = weight.shape
-        self.bias, self.transposed = bias, weight.T.contiguous()  # (I, O)
+        self.bias = None if bias is None else bias.clone()
+        self.transposed = weight.T.contiguous()  # (I, O)
         self.parts = 1 if fan_in % 2 else 2
         self.halves = self.transposed.view(self.parts, fan_in // self.parts, fan_out)  # (2, I / 2, O)
         self.half_bias = (weight.new_zeros(fan_out) if bias is None else bias / self.parts).view(1, 1, fan_out)
@@ -63,14 +64,12 @@ class Int8Linear:
 
     Both digits are multiplied while the weights are read once; the second counts in 126ths of the first, so an input is
     rounded to 1 / 7938 of the largest input of its token. One digit is not enough: transformers have a few outlier
-    features (Dettmers et al. 2022, "LLM.int8()"). Sums of integers do not depend on the batch.
-
-    Args:
-        bound: upper bound on the magnitude of the inputs; None computes each token's largest input.
+    features (Dettmers et al. 2022, "LLM.int8()"). Sums of integers do not depend on the batch. Without an upper
+    ``bound`` on the magnitude of the inputs, each token's largest input is computed.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, bound: float | None = None) -> None:
-        self.bias = (weight.new_zeros(len(weight)) if bias is None else bias).view(1, 1, -1)
+        self.bias = (weight.new_zeros(len(weight)) if bias is None else bias.clone()).view(1, 1, -1)
         # The unit of each digit, where the largest input is the bound, or 1.
         units = weight.new_tensor([1 / _DIGIT, 1 / _DIGIT / (2 * _DIGIT)]) * (1.0 if bound is None else bound)
         self.has_bound, self.down, self.up = bound is not None, units.view(1, 1, 2), 1 / units.view(1, 2, 1)
@@ -113,19 +112,16 @@ class PackedTransformer(nn.Module):
     def __init__(self, transformer: Transformer, pack: Callable[..., _Linear]) -> None:
         super().__init__()
         self.num_heads = transformer.config.num_heads
-        self.token_embedding = transformer.token_embedding.weight.detach().clone()
-        self.position_embedding = transformer.position_embedding.weight.detach().clone()
+        self.token_embedding = transformer.token_embedding.weight.clone()
+        self.position_embedding = transformer.position_embedding.weight.clone()
         self.layers = []
         for block in transformer.blocks:
             assert isinstance(block, TransformerBlock)
             attention_norm, mlp_norm = _norm(block.attention_norm), _norm(block.mlp_norm)
-            linears = (
-                pack(block.attention.qkv, _bound(*attention_norm)),
-                pack(block.attention.out_proj),
-                pack(block.mlp.fc_in, _bound(*mlp_norm)),
-                pack(block.mlp.fc_out),
-            )
-            self.layers.append((attention_norm, mlp_norm, *linears))
+            qkv = pack(block.attention.qkv, _bound(*attention_norm))
+            out_proj = pack(block.attention.out_proj)
+            fc_in, fc_out = pack(block.mlp.fc_in, _bound(*mlp_norm)), pack(block.mlp.fc_out)
+            self.layers.append((attention_norm, mlp_norm, qkv, out_proj, fc_in, fc_out))
         self.final_norm = _norm(transformer.final_norm)
 
     def forward(self, token_ids: Tensor, documents: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
@@ -157,11 +153,9 @@ class PackedGPT(nn.Module):
     """A model's packed copy for inference on a CPU, in float32 or int8, with the interface of ``GPT``.
 
     The model stays as it is and can go on training; the copy shares none of its weights.
-
-    Raises:
-        UserError: the model is not on a CPU, or torch does not support int8 on it.
     """
 
+    @torch.no_grad()
     def __init__(self, model: GPT, quantize: str | None = None) -> None:
         super().__init__()
         if model.device.type != "cpu":
@@ -171,20 +165,22 @@ class PackedGPT(nn.Module):
                 raise UserError("int8 needs FBGEMM, which this build of torch does not have; leave out quantize")
             torch.backends.quantized.engine = "fbgemm"
 
-        def pack(linear: nn.Linear, bound: float | None = None) -> _Linear:
-            weight, bias = linear.weight.detach(), None if linear.bias is None else linear.bias.detach().clone()
-            return Int8Linear(weight, bias, bound) if quantize else PackedLinear(weight, bias)
+        def pack(layer: nn.Linear | nn.Embedding, bound: float | None = None) -> _Linear:
+            bias = layer.bias if isinstance(layer, nn.Linear) else None
+            return Int8Linear(layer.weight, bias, bound) if quantize else PackedLinear(layer.weight, bias)
 
         self.config, self.device, self.dtype = model.config, model.device, model.dtype
         self.transformer = PackedTransformer(model.transformer, pack)
-        # No bound for the LM head: the largest input of a diverged model is NaN, and then so are the logits.
-        head = model.lm_head_weight.detach()
-        self.logits: _Linear = Int8Linear(head, None) if quantize else PackedLinear(head, None)
+        # The tied LM head. It has no bound: the largest input of a diverged model is NaN, and then so are the logits.
+        self.logits = pack(model.transformer.token_embedding)
         self.eval()
 
     def forward(self, token_ids: Tensor) -> Tensor:
         """Next-token logits: (B, T) int64 to (B, T, V)."""
         return self.logits(self.transformer(token_ids))
+
+
+Model = GPT | PackedGPT
 
 
 def _norm(norm: nn.LayerNorm) -> _Norm:

@@ -31,13 +31,12 @@ class Sampling:
     repetition_penalty: float = 1.0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise UserError(f"temperature is {self.temperature}; it must be 0 (greedy) or a positive number")
-        if self.top_k is not None and self.top_k < 0:
-            raise UserError(f"top_k is {self.top_k}; it must be 0 (off) or more")
-        for name, low, high in (("top_p", 0, 1), ("min_p", 0, 1), ("repetition_penalty", 0.01, 100)):
+        ranges = {"temperature": (0, 1e30), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (0.01, 100)}
+        for name, (low, high) in ranges.items():
             if not low <= getattr(self, name) <= high:
                 raise UserError(f"{name} is {getattr(self, name)}; it must lie between {low} and {high}")
+        if self.top_k is not None and self.top_k < 0:
+            raise UserError(f"top_k is {self.top_k}; it must be 0 (off) or more")
 
     def sample(self, logits: Tensor, generator: torch.Generator, history: Sequence[int] = ()) -> int:
         """Sample one token.
@@ -46,9 +45,6 @@ class Sampling:
             logits: (V,), any float dtype and device; not changed.
             generator: on the CPU, where sampling runs, so that a seed gives the same text on every device.
             history: token ids for the repetition penalty.
-
-        Raises:
-            UserError: the largest logit is not finite, or logits contain NaN; the model has diverged.
         """
         logits = logits.float().cpu()
         if not logits.max().isfinite():  # the maximum is NaN if any logit is; a logit of -inf is allowed

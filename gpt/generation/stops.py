@@ -19,24 +19,17 @@ class StopFinder:
         self.found = False
 
     def push(self, text: str) -> str:
-        """Add text and return what is final; once a stop string is ``found``, the text before it."""
+        """Add text and return what is final; once a stop string is ``found``, the text before it, then nothing."""
         self._held += text
-        starts = [start for stop in self._stops if (start := self._held.find(stop)) >= 0]
-        if starts:
-            self.found = True
-            final, self._held = self._held[: min(starts)], ""
-            return final
-        held = max((_partial_match(self._held, stop) for stop in self._stops), default=0)
-        final = self._held[: len(self._held) - held]
-        self._held = self._held[len(self._held) - held :]
+        ends = [end for stop in self._stops if (end := self._held.find(stop)) >= 0]
+        self.found = bool(ends)
+        if not self.found:  # a suffix that begins a stop string is not final
+            suffixes = range(len(self._held))
+            ends = [end for end in suffixes if any(stop.startswith(self._held[end:]) for stop in self._stops)]
+        end = min(ends, default=len(self._held))
+        final, self._held = self._held[:end], self._held[end:]
         return final
 
     def finish(self) -> str:
-        """Return the held text at the end of the stream."""
-        held, self._held = self._held, ""
-        return held
-
-
-def _partial_match(text: str, stop: str) -> int:
-    """Length of the longest proper prefix of ``stop`` that is a suffix of ``text``."""
-    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)
+        """Return the held text at the end of the stream; nothing if a stop string is found."""
+        return "" if self.found else self._held

@@ -5,10 +5,10 @@ Shape letters: B batch, T query length, S key length, H heads, D head_dim.
 
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention.flex_attention import BlockMask
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from gpt.model.kv_cache import KVCache
-from gpt.model.masks import compiled_flex_attention
+from gpt.model.masks import compiled
 
 
 class MultiHeadAttention(nn.Module):
@@ -20,13 +20,9 @@ class MultiHeadAttention(nn.Module):
 
     Args:
         d_in: width of the input.
-        d_out: width of the output; each head has ``d_out // num_heads``.
+        d_out: width of the output, a multiple of ``num_heads``.
         context_length: longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
-        qkv_bias: whether the query, key and value projections have a bias.
-
-    Raises:
-        ValueError: ``d_out`` is not a multiple of ``num_heads``.
 
     Source: the notes' MultiHeadAttention; Vaswani et al. 2017, section 3.2.
     """
@@ -67,14 +63,9 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             keys, values = cache.append(layer, keys, values)  # (B, H, S, D)
         if isinstance(mask, BlockMask):
-            context = compiled_flex_attention()(queries, keys, values, block_mask=mask)  # (B, H, T, D)
+            context = compiled(flex_attention)(queries, keys, values, block_mask=mask)  # (B, H, T, D)
         else:
-            context = F.scaled_dot_product_attention(
-                queries,
-                keys,
-                values,
-                attn_mask=mask,
-                dropout_p=self.dropout if self.training else 0.0,  # the function does not know train() and eval()
-                is_causal=mask is None and keys.shape[2] == T,  # one query over a cache attends to all keys
-            )  # (B, H, T, D)
+            dropout = self.dropout if self.training else 0.0  # the function does not know train() and eval()
+            is_causal = mask is None and keys.shape[2] == T  # one query over a cache attends to all keys
+            context = F.scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)  # (B, H, T, D)
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)

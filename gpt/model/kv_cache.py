@@ -12,9 +12,7 @@ from gpt.model.config import GPTConfig
 class KVCache:
     """Preallocated KV cache with a length per sequence; an argument of the model's call, never module state.
 
-    Args:
-        batch_size: B.
-        max_length: most tokens of a sequence; at most the context length, which is the default.
+    ``max_length``, the most tokens of a sequence, is at most the context length, which is the default.
     """
 
     def __init__(
@@ -68,8 +66,7 @@ class KVCache:
 
         What lies beyond a sequence's length must be masked.
         """
-        T = keys.shape[2]
-        shortest, longest = min(self.lengths), max(self.lengths)
+        T, shortest, longest = keys.shape[2], min(self.lengths), max(self.lengths)
         all_keys, all_values = self.keys[layer, :, :, : longest + T], self.values[layer, :, :, : longest + T]
         if shortest == longest:
             all_keys[:, :, longest:] = keys

@@ -9,7 +9,7 @@ Shape letters: N tokens (batch and time flattened), n tokens of a chunk, E d_mod
 
 import math
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,7 +51,7 @@ def eval_loss(lm_head: Callable[[Tensor], Tensor], vocab_size: int, hidden: Tens
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     total = hidden.new_zeros((), dtype=torch.float32)
     for chunk in _equal_chunks(len(targets), max_chunk_logits(hidden.device) // vocab_size):
-        total += _summed_loss(_log_softmax_(lm_head(hidden[chunk])), targets[chunk])
+        total += _loss_and_log_probs(lm_head(hidden[chunk]), targets[chunk])[0]
     return total
 
 
@@ -88,23 +88,20 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
 
 def _cpu_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
     is_mixed = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype != torch.float32
-    return partial(_cpu_chunk_loss, weight, is_mixed), _equal_chunks(N, CPU_CHUNK_LOGITS // len(weight))
 
+    def chunk_loss(hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> Tensor:
+        loss, log_probs = _loss_and_log_probs(hidden @ weight.T, targets)
+        # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
+        counts = (targets >= 0)[:, None].to(log_probs.dtype)
+        grad_logits = log_probs.exp_().mul_(counts).scatter_add_(1, targets.clamp(min=0)[:, None], -counts)
+        grad_hidden.copy_(grad_logits @ weight)
+        if is_mixed:
+            grad_weight += grad_logits.T @ hidden
+        else:  # accumulates in place: a product of the size of the weight would need fresh memory
+            grad_weight.addmm_(grad_logits.T, hidden)
+        return loss
 
-def _cpu_chunk_loss(
-    weight: Tensor, is_mixed: bool, hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor
-) -> Tensor:
-    log_probs = _log_softmax_(hidden @ weight.T)  # (n, V)
-    loss = _summed_loss(log_probs, targets)
-    # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
-    counts = (targets >= 0)[:, None].to(log_probs.dtype)
-    grad_logits = log_probs.exp_().mul_(counts).scatter_add_(1, targets.clamp(min=0)[:, None], -counts)
-    grad_hidden.copy_(grad_logits @ weight)
-    if is_mixed:
-        grad_weight += grad_logits.T @ hidden
-    else:  # accumulates in place: a product of the size of the weight would need fresh memory
-        grad_weight.addmm_(grad_logits.T, hidden)
-    return loss
+    return chunk_loss, _equal_chunks(N, CPU_CHUNK_LOGITS // len(weight))
 
 
 def _cuda_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
@@ -146,14 +143,12 @@ def _compiled_loss_and_gradients() -> Any:
 def _equal_chunks(N: int, largest: int) -> list[slice]:
     """Slices of about equal size: a small last chunk would take nearly as long as a whole one."""
     size = max(1, math.ceil(N / max(1, math.ceil(N / max(1, largest)))))
-    return [slice(start, min(start + size, N)) for start in range(0, N, size)]
+    return [slice(start, start + size) for start in range(0, N, size)]
 
 
-def _log_softmax_(logits: Tensor) -> Tensor:
+def _loss_and_log_probs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """A chunk's summed loss, and its log-probabilities, (n, V) float32, which overwrite float32 logits."""
     logits = logits.float()  # whatever dtype the matrix product ran in
-    return torch.log_softmax(logits, dim=-1, out=logits)  # in place: each row is read before it is written
-
-
-def _summed_loss(log_probs: Tensor, targets: Tensor) -> Tensor:
+    log_probs = torch.log_softmax(logits, dim=-1, out=logits)  # in place: each row is read before it is written
     target_log_probs = log_probs.gather(1, targets.clamp(min=0)[:, None])[:, 0]  # (n,)
-    return -target_log_probs.masked_fill(targets < 0, 0.0).sum()
+    return -target_log_probs.masked_fill(targets < 0, 0.0).sum(), log_probs

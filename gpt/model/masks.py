@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 
 def document_ids(token_ids: Tensor, eot_id: int | None) -> Tensor | None:
@@ -22,8 +22,7 @@ def document_ids(token_ids: Tensor, eot_id: int | None) -> Tensor | None:
 
 def document_positions(documents: Tensor) -> Tensor:
     """Position of each token in its document, from 0: (B, T) document ids to (B, T), int64."""
-    T = documents.shape[1]
-    position = torch.arange(T, device=documents.device)
+    position = torch.arange(documents.shape[1], device=documents.device)
     is_first = torch.ones_like(documents, dtype=torch.bool)
     is_first[:, 1:] = documents[:, 1:] != documents[:, :-1]
     return position - (position * is_first).cummax(dim=1).values
@@ -35,10 +34,9 @@ def document_mask(documents: Tensor) -> Tensor | BlockMask:
     On a GPU it is FlexAttention's block mask, which never holds T x T values.
     """
     if documents.is_cuda:
-        return block_mask(documents, _compiled_create_block_mask())
-    T = documents.shape[1]
-    causal = torch.ones(T, T, dtype=torch.bool, device=documents.device).tril()
-    return (causal & (documents[:, :, None] == documents[:, None, :]))[:, None]
+        return block_mask(documents, compiled(create_block_mask))
+    is_same = documents[:, :, None] == documents[:, None, :]
+    return is_same.tril()[:, None]
 
 
 def block_mask(documents: Tensor, create: Any = create_block_mask) -> BlockMask:
@@ -52,11 +50,6 @@ def block_mask(documents: Tensor, create: Any = create_block_mask) -> BlockMask:
 
 
 @cache
-def _compiled_create_block_mask() -> Any:
-    return torch.compile(create_block_mask, dynamic=False)
-
-
-@cache
-def compiled_flex_attention() -> Any:
-    """FlexAttention, which is fused only when it is compiled."""
-    return torch.compile(flex_attention, dynamic=False)
+def compiled(function: Any) -> Any:
+    """Compile a function of FlexAttention, which is fused only then."""
+    return torch.compile(function, dynamic=False)

@@ -134,7 +134,6 @@ class GPT(nn.Module):
         """LM head: (..., E) to (..., V)."""
         return F.linear(hidden, self.lm_head_weight)
 
-    @torch.no_grad()
     def _initialise(self) -> None:
         for module in self.modules():
             if isinstance(module, nn.Linear | nn.Embedding):

@@ -11,8 +11,8 @@ import torch
 
 from gpt.checkpoint import write_model
 from gpt.errors import UserError
-from gpt.generation.generate import Model, Request, generate
-from gpt.generation.packed import PackedGPT
+from gpt.generation.generate import Request, generate
+from gpt.generation.packed import Model, PackedGPT
 from gpt.generation.sampling import Sampling
 from gpt.model.config import GPTConfig
 from gpt.model.kv_cache import KVCache
