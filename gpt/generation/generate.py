@@ -10,8 +10,7 @@ from torch import Tensor
 
 from gpt.errors import UserError
 from gpt.generation.packed import Model
-from gpt.generation.sampling import Sampling
-from gpt.generation.stops import StopFinder
+from gpt.generation.sampling import Sampling, StopFinder
 from gpt.model.inference import inference
 from gpt.model.kv_cache import KVCache
 from gpt.tokenizer import StreamDecoder, Tokenizer

@@ -1,4 +1,4 @@
-"""From logits to a token."""
+"""From logits to a token, and stop strings in the text."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -70,3 +70,33 @@ class Sampling:
         if self.min_p > 0.0:
             probs = probs.masked_fill(probs < self.min_p * probs.max(), 0.0)
         return int(token_ids[torch.multinomial(probs, num_samples=1, generator=generator)])
+
+
+class StopFinder:
+    """Passes text on as soon as it cannot be part of a stop string.
+
+    Finds a stop string wherever it begins, also across pieces and inside a partial match of another.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        if "" in stops:
+            raise UserError("a stop string is empty; leave it out")
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Add text and return what is final; once a stop string is ``found``, the text before it, then nothing."""
+        self._held += text
+        ends = [end for stop in self._stops if (end := self._held.find(stop)) >= 0]
+        self.found = bool(ends)
+        if not self.found:  # a suffix that begins a stop string is not final
+            suffixes = range(len(self._held))
+            ends = [end for end in suffixes if any(stop.startswith(self._held[end:]) for stop in self._stops)]
+        end = min(ends, default=len(self._held))
+        final, self._held = self._held[:end], self._held[end:]
+        return final
+
+    def finish(self) -> str:
+        """Return the held text at the end of the stream; nothing if a stop string is found."""
+        return "" if self.found else self._held

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import torch
 
-from gpt.checkpoint import LAST, read_checkpoint
+from gpt.checkpoint import LAST, load_model, read_checkpoint
 from gpt.errors import UserError
 from gpt.files import exclusive
+from gpt.model.transformer import GPT
+from gpt.tokenizer import Tokenizer
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
-from gpt.training.initial_weights import copy_weights
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
 from gpt.training.run_folder import is_first_process, make_run_dir, save_config
@@ -129,6 +131,38 @@ def resolved(config: RunConfig, run_dir: Path) -> RunConfig:
 def printable(text: str) -> str:
     """Replace control characters, which a young byte model generates, by U+FFFD."""
     return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+@torch.no_grad()
+def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
+    """Copy the weights of a checkpoint; a shorter context keeps the first positions, missing biases become zero.
+
+    Raises:
+        UserError: the tokenizer is not that of the data, or the shape differs.
+    """
+    source, source_tokenizer = load_model(init_from)
+    if source_tokenizer.sha256 != tokenizer.sha256:
+        raise UserError(
+            f"init_from {init_from} has tokenizer {source_tokenizer.name!r} and the data {tokenizer.name!r}; "
+            f"prepare the data with --tokenizer {source_tokenizer.name}"
+        )
+    given, wanted = source.config, model.config
+    wrong = [name for name in ("d_model", "num_layers", "num_heads") if getattr(given, name) != getattr(wanted, name)]
+    if given.context_length < wanted.context_length:
+        wrong.append("context_length")
+    if given.qkv_bias and not wanted.qkv_bias:
+        wrong.append("qkv_bias")
+    if wrong:
+        flags = " ".join(f"--model.{name} {str(getattr(given, name)).lower()}" for name in wrong)
+        raise UserError(f"init_from {init_from} has another shape than this run; give {flags}")
+    weights = source.state_dict()
+    for name, parameter in model.state_dict().items():
+        if name not in weights:
+            parameter.zero_()
+        else:
+            parameter.copy_(
+                weights[name][: wanted.context_length] if name.endswith("position_embedding.weight") else weights[name]
+            )
 
 
 def _read_checkpoint_of(checkpoint: Path, data: TokenDataModule) -> dict[str, Any]:

@@ -1,19 +1,17 @@
 """One optimizer step, in order, and the Lightning hook of each part.
 
-=====================================  =================================================================================
-``train_dataloader``                   TokenDataModule: the next micro-batch, a pure function of seed and number
-``on_train_batch_start``               StepCallback: start the clock
-``training_step``                      GPTModule: seed dropout; forward pass; the micro-batch's share of the mean loss
-(backward pass)                        Lightning; all of the above ``accumulate_grad_batches`` times
-``configure_gradient_clipping``        GPTModule: clip the norm; skip the step on the device if it is not finite
-(optimizer, schedule)                  Lightning: AdamW, or Muon with AdamW; the learning rate of the next step
-``on_train_batch_end``                 StepCallback: log, capture attention, stop if diverged, save, stop if asked to
--------------------------------------  ---------------------------------------------------------------------------------
-every ``validate_every_steps`` and at the last step:
-``validation_step``                    GPTModule: the summed loss of a batch; all batches cover the split once
-``on_validation_epoch_end``            GPTModule: loss, perplexity, bits per byte over all ranks
-``on_validation_end``                  StepCallback: log, sample a text, save (last.ckpt, best.ckpt), stop if asked to
-=====================================  =================================================================================
+    train_dataloader             TokenDataModule: the next micro-batch, a pure function of seed and number
+    on_train_batch_start         StepCallback: start the clock
+    training_step                GPTModule: seed dropout; forward pass; the micro-batch's share of the mean loss
+    (backward pass)              Lightning; all of the above accumulate_grad_batches times
+    configure_gradient_clipping  GPTModule: clip the norm; skip the step on the device if it is not finite
+    (optimizer, schedule)        Lightning: AdamW, or Muon with AdamW; the learning rate of the next step
+    on_train_batch_end           StepCallback: log, capture attention, stop if diverged, save, stop if asked to
+
+    Every validate_every_steps and at the last step:
+    validation_step              GPTModule: the summed loss of a batch; all batches cover the split once
+    on_validation_epoch_end      GPTModule: loss, perplexity, bits per byte over all ranks
+    on_validation_end            StepCallback: log, sample a text, save (last.ckpt, best.ckpt), stop if asked to
 
 Lightning's own ways that are replaced, and why (docs/experiments.md has the figures):
 

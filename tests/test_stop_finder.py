@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.generation.stops import StopFinder
+from gpt.generation.sampling import StopFinder
 
 
 def _through(pieces: list[str], stops: list[str]) -> tuple[str, bool]:
