@@ -286,7 +286,7 @@ def test_script_prints_the_same_text_with_and_without_stream(
         (["--max-new-tokens", "-1"], "--max-new-tokens is -1"),
         (["--num-samples", "0"], "--num-samples is 0"),
         (["--device", "abacus"], "device 'abacus' is not available"),
-        (["--prompt", "x\udce9"], "'\\udce9' in the text is no character"),
+        (["--prompt", "x\udce9"], "'\\udce9' in the text is not a character"),
         (["--prompt-file", "missing.txt"], "missing.txt"),
         (["--stream", "--json"], "not allowed with"),
         (["--tempreature", "1"], "--tempreature"),

@@ -157,12 +157,9 @@ def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
         raise UserError(f"init_from {init_from} has another shape than this run; give {flags}")
     weights = source.state_dict()
     for name, parameter in model.state_dict().items():
-        if name not in weights:
-            parameter.zero_()
-        else:
-            parameter.copy_(
-                weights[name][: wanted.context_length] if name.endswith("position_embedding.weight") else weights[name]
-            )
+        parameter.zero_()
+        if name in weights:
+            parameter.copy_(weights[name][: len(parameter)])  # cuts position embeddings only
 
 
 def _read_checkpoint_of(checkpoint: Path, data: TokenDataModule) -> dict[str, Any]:
