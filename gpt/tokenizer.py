@@ -6,6 +6,7 @@ import hashlib
 import re
 from functools import cached_property
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,9 @@ _CL100K_RUN = re.compile(rf"(?:(?![\r\n]){WHITESPACE})+")
 class Tokenizer:
     """A tiktoken encoding whose only special token is end-of-text.
 
-    End-of-text *begins* each document (as in llm.c and build-nanogpt), so unconditional generation starts from it.
-
-    Args:
-        name: ``"gpt2"`` (50,257 ids), ``"bytes"`` (256 byte values and end-of-text), or a name for
-            ``tiktoken.get_encoding``, which downloads its ranks on first use.
+    ``name`` is ``"gpt2"`` (50,257 ids), ``"bytes"`` (256 byte values and end-of-text), or one that
+    ``tiktoken.get_encoding`` downloads on first use. End-of-text *begins* each document (as in llm.c and
+    build-nanogpt), so unconditional generation starts from it.
     """
 
     def __init__(self, name: str) -> None:
@@ -49,27 +48,19 @@ class Tokenizer:
         self._encoding = _load_encoding(name)
         if END_OF_TEXT not in self._encoding.special_tokens_set:
             raise UserError(f"tokenizer {name!r} has no {END_OF_TEXT} token; use gpt2, bytes or cl100k_base")
+        self.vocab_size = self._encoding.n_vocab  # end-of-text included
+        self.eot_id = self._encoding.encode_single_token(END_OF_TEXT)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, end-of-text included."""
-        return self._encoding.n_vocab
-
-    @property
-    def eot_id(self) -> int:
-        """Id of the end-of-text token."""
-        return self._encoding.encode_single_token(END_OF_TEXT)
-
-    @property
+    @cached_property
     def ranks(self) -> dict[bytes, int]:
-        """Token bytes to id, without special tokens; BPE merges the pair with the lowest id first."""
-        return self._encoding._mergeable_ranks
+        """Token bytes to id, in rising order, without special tokens; BPE merges the pair with the lowest id first."""
+        return dict(sorted(self._encoding._mergeable_ranks.items(), key=itemgetter(1)))
 
     @cached_property
     def sha256(self) -> str:
         """SHA-256 of the ranks in tiktoken's file format: equal vocabularies have equal hashes."""
-        ranks = sorted(self.ranks.items(), key=lambda item: item[1])
-        return hashlib.sha256(b"".join(base64.b64encode(token) + b" %d\n" % rank for token, rank in ranks)).hexdigest()
+        lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in self.ranks.items())
+        return hashlib.sha256(b"".join(lines)).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Encode text; a literal ``<|endoftext|>`` in it is ordinary text."""
@@ -78,8 +69,7 @@ class Tokenizer:
     def encode_array(self, text: str, end_of_text: bool = False) -> NDArray[np.uint32]:
         """Encode text to (n,) uint32, in a quarter of the time and a ninth of the memory of a list.
 
-        Args:
-            end_of_text: whether a literal ``<|endoftext|>`` in the text is the end-of-text token.
+        ``end_of_text`` says whether a literal ``<|endoftext|>`` in the text is the end-of-text token.
         """
         allowed = {END_OF_TEXT} if end_of_text else set()
         try:
@@ -106,30 +96,26 @@ class Tokenizer:
 
     def decode_bytes(self, ids: list[int]) -> bytes:
         """Decode ids to bytes."""
-        if outside := [token for token in ids if not 0 <= token < self.vocab_size]:
-            raise UserError(f"id {outside[0]} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
-        try:
-            return self._encoding.decode_bytes(ids)
-        except KeyError:  # some vocabularies have unused ids below vocab_size
-            return b"".join(map(self._decode_one, ids))
+        return b"".join(map(self._decode_one, ids))
 
     def _decode_one(self, token: int) -> bytes:
+        if not 0 <= token < self.vocab_size:
+            raise UserError(f"id {token} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
         try:
             return self._encoding.decode_single_token_bytes(token)
-        except KeyError:
+        except KeyError:  # some vocabularies have unused ids
             return "\ufffd".encode()
 
     def utf8_lengths(self) -> NDArray[np.int64]:
         """Number of text bytes of each id, 0 for end-of-text: (vocab_size,)."""
         lengths = np.zeros(self.vocab_size, dtype=np.int64)
-        for token, rank in self.ranks.items():
-            lengths[rank] = len(token)
+        lengths[list(self.ranks.values())] = list(map(len, self.ranks))
         return lengths
 
     def merges(self) -> list[tuple[bytes, bytes]]:
         """BPE merges in rank order: the two tokens that each token of several bytes is merged from."""
         pairs = []
-        for token, rank in sorted(self.ranks.items(), key=lambda item: item[1]):
+        for token, rank in self.ranks.items():
             if len(token) > 1:
                 parts = [bytes([byte]) for byte in token]
                 while len(parts) > 2:

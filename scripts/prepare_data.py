@@ -90,8 +90,8 @@ def body(argv: list[str]) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> "tuple[Path, Manifest, bool]":
-    from gpt.data.import_token_files import find_token_files, import_token_files
-    from gpt.data.options import PrepareOptions
+    from gpt.data.documents import PrepareOptions
+    from gpt.data.manifest import find_token_files, import_token_files
     from gpt.data.prepare import prepare
 
     if not args.sources:

@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt.data.import_token_files import import_token_files
-from gpt.data.manifest import Manifest, verify
+from gpt.data.manifest import Manifest, import_token_files, verify
 from gpt.data.token_files import write_shard
 from gpt.tokenizer import Tokenizer
 from tests.prepared import ids_of, texts_of

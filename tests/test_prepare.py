@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpt.data.documents import PrepareOptions
 from gpt.data.manifest import Manifest
-from gpt.data.options import PrepareOptions
 from gpt.data.prepare import prepare
 from gpt.files import exclusive
 from gpt.tokenizer import Tokenizer

@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from gpt.data.options import PrepareOptions
+from gpt.data.documents import PrepareOptions
 from gpt.data.sources import read_documents
 
 ROWS = [
@@ -152,7 +152,7 @@ def test_datasets_of_every_kind_are_read_without_a_copy_in_the_cache(tmp_path: P
 import json, sys
 from pathlib import Path
 import datasets
-from gpt.data.options import PrepareOptions
+from gpt.data.documents import PrepareOptions
 from gpt.data.sources import read_documents
 folder, rows = Path(sys.argv[1]), json.loads(sys.argv[2])
 whole = datasets.Dataset.from_dict({"text": rows})

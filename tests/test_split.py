@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpt.data.documents import Document
-from gpt.data.options import PrepareOptions
+from gpt.data.documents import Document, PrepareOptions
 from gpt.data.prepare import prepare
 from gpt.data.split import SplitPlan, measure_corpus, plan_split, split_key
 from tests.prepared import texts_of
@@ -27,7 +26,7 @@ def _split(texts: list[str], val_fraction: float, seed: int = 0) -> dict[str, li
     """Texts of each split, by the plan for these documents."""
     documents = _documents(texts)
     stats = measure_corpus(documents, seed)
-    plan = plan_split(stats, val_fraction, documents)
+    plan = plan_split(stats, val_fraction)
     splits: dict[str, list[str]] = {"train": [], "val": []}
     for document, key, size in zip(documents, stats.keys, stats.sizes, strict=True):
         for split, text in plan.assign(key, size, document):  # one block per split

@@ -1,4 +1,4 @@
-"""Documents, and reading the text of a file in blocks: decompressed, decoded, and checked."""
+"""Documents, the options of their preparation, and the text of a file: decompressed, decoded, and checked."""
 
 import codecs
 import hashlib
@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from gpt.data.options import PrepareOptions
 from gpt.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -20,11 +19,54 @@ _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 
 @dataclass(frozen=True)
+class PrepareOptions:
+    """How sources are read, split and encoded; the manifest stores these options."""
+
+    val_fraction: float = 0.1  # of the UTF-8 bytes
+    shard_tokens: int = 100_000_000  # maximum per file
+    special_tokens: str = "text"  # a literal <|endoftext|> is ordinary "text", the "token", or an "error"
+    seed: int = 0  # of the choice of validation documents
+    streaming: bool = False  # read the documents only once
+    text_column: str = "text"  # of JSON, CSV, Parquet and datasets
+    split: str = "train"  # of a dataset
+    encoding_errors: str = "strict"  # refuse bytes that are not UTF-8, or "replace" them by U+FFFD
+    newlines: str = "keep"  # or normalise them to "lf"
+
+    def __post_init__(self) -> None:
+        for name, is_valid, expected in (
+            ("val_fraction", 0.0 < self.val_fraction < 1.0, "a value between 0 and 1"),
+            ("shard_tokens", self.shard_tokens >= 1, "at least 1"),
+            ("seed", 0 <= self.seed < 2**63, "a value from 0 to 2**63 - 1"),
+            ("special_tokens", self.special_tokens in ("text", "token", "error"), "text, token or error"),
+            ("encoding_errors", self.encoding_errors in ("strict", "replace"), "strict or replace"),
+            ("newlines", self.newlines in ("keep", "lf"), "keep or lf"),
+        ):
+            if not is_valid:
+                raise UserError(f"{name} is {getattr(self, name)!r}; expected {expected}")
+
+
+@dataclass(frozen=True)
 class Document:
     """One text: a plain text file, a row of any other file or dataset, or a topic of the embedded corpus."""
 
     name: str  # for messages
     read: Callable[[], Iterator[str]]  # the text from its beginning, in blocks cut anywhere
+
+    @staticmethod
+    def from_text(name: str, text: str, options: PrepareOptions) -> "Document":
+        """Make a document of a text in memory."""
+        if options.newlines == "lf":
+            text = text.replace("\r\n", "\n").replace("\r", "\n")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair
+            if options.encoding_errors == "strict":
+                raise UserError(
+                    f"{name} contains half a surrogate pair ({text[error.start]!r}), which is not a character; "
+                    "correct it, or set encoding_errors to replace"
+                ) from None
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return Document(name, lambda: iter((text,)))
 
     def measure(self) -> tuple[bytes, int]:
         """SHA-256 digest of the text in UTF-8, and its length in bytes."""
@@ -34,22 +76,6 @@ class Document:
             digest.update(utf8)
             size += len(utf8)
         return digest.digest(), size
-
-
-def document_from_text(name: str, text: str, options: PrepareOptions) -> Document:
-    """Make a document of a text in memory."""
-    if options.newlines == "lf":
-        text = text.replace("\r\n", "\n").replace("\r", "\n")
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:  # JSON can escape half a surrogate pair
-        if options.encoding_errors == "strict":
-            raise UserError(
-                f"{name} contains half a surrogate pair ({text[error.start]!r}), which is not a character; "
-                "correct it, or set encoding_errors to replace"
-            ) from None
-        text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return Document(name, lambda: iter((text,)))
 
 
 def base_suffix(path: Path) -> str:
@@ -101,9 +127,9 @@ def decode_file(path: Path, options: PrepareOptions) -> Iterator[str]:
 
 def not_utf8_error(name: str, error: UnicodeDecodeError, offset: int = 0) -> UserError:
     """Describe a decoding error, whose first byte is at ``offset`` in the file."""
-    if offset + error.start == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        return UserError(f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8")
     byte, position = error.object[error.start], offset + error.start
+    if position == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return UserError(f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8")
     return UserError(
         f"{name} is not UTF-8: byte {byte:#04x} at offset {position}; convert it, or set encoding_errors to replace"
     )

@@ -1,27 +1,32 @@
-"""The manifest of prepared data, and the tokens of a split as one memory-mapped array."""
+"""The manifest of prepared data, the tokens of a split as one memory-mapped array, and the import of token files.
+
+Token files of llm.c, modded-nanogpt, nanoGPT and build-nanogpt are imported by adding a manifest beside them.
+"""
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gpt.data.token_files import LAYOUTS, LLM_C, Shard, Split, dtype_for, open_shard
+from gpt.data.token_files import LAYOUTS, LLM_C, NANOGPT, Shard, Split, detect_layout, dtype_for, open_shard
 from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file
 from gpt.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 MANIFEST_NAME = "manifest.json"
 SPLITS = ("train", "val")
 FORMAT_VERSION = 2
 
 _COUNTED_TOKENS = 1_000_000  # enough to know which ids are frequent
-_VERIFIED_TOKENS = 2**20  # at a time
+_CHUNK_TOKENS = 2**20  # read at a time
 
 
 @dataclass(frozen=True)
@@ -41,18 +46,10 @@ class Manifest:
     format_version: int = FORMAT_VERSION
 
     @staticmethod
-    def of(
-        tokenizer: Tokenizer,
-        splits: Mapping[str, Split],
-        corpus_sha256: str,
-        sources: Iterable[str],
-        options: Mapping[str, Any],
-        layout: str = LLM_C,
-    ) -> "Manifest":
-        """Describe shards that this tokenizer encoded."""
+    def of(tokenizer: Tokenizer, splits: Mapping[str, Split], corpus_sha256: str, **fields: Any) -> "Manifest":
+        """Describe shards that this tokenizer encoded; ``fields`` are those from ``sources`` on."""
         encoded_by = tokenizer.name, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id
-        dtype = dtype_for(tokenizer.vocab_size).name
-        return Manifest(*encoded_by, dtype, splits, corpus_sha256, tuple(sources), options, layout)
+        return Manifest(*encoded_by, dtype_for(tokenizer.vocab_size).name, splits, corpus_sha256, **fields)
 
     def save(self, folder: Path) -> None:
         """Write ``manifest.json``, after all other files: if it exists, the data is complete."""
@@ -67,11 +64,8 @@ class Manifest:
             raise UserError(f"no prepared data in {folder} (no {MANIFEST_NAME}); run scripts/prepare_data.py first")
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            for key, known in (
-                ("format_version", [FORMAT_VERSION]),
-                ("dtype", ["uint16", "uint32"]),
-                ("layout", LAYOUTS),
-            ):
+            supported = {"format_version": (FORMAT_VERSION,), "dtype": ("uint16", "uint32"), "layout": LAYOUTS}
+            for key, known in supported.items():
                 if content.get(key, LLM_C) not in known:
                     raise ValueError(f"{key} is {content.get(key)!r}; expected {' or '.join(map(str, known))}")
             splits = {name: _parse_split(split) for name, split in content.pop("splits").items()}
@@ -99,11 +93,10 @@ class SplitTokens:
     def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
         if split not in manifest.splits:
             raise UserError(f"{folder} has no split {split!r}; it has {', '.join(manifest.splits)}")
-        self.name = split
-        self.info = manifest.splits[split]
-        self.vocab_size = manifest.vocab_size
-        self._layout = manifest.layout
+        self.name, self.info, self.vocab_size = split, manifest.splits[split], manifest.vocab_size
+        self._opened_from = folder, manifest, split
         self._paths = [folder / shard.name for shard in self.info.shards]
+        self._arrays = [open_shard(path, manifest.layout) for path in self._paths]
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
         for path, shard, array in zip(self._paths, self.info.shards, self._arrays, strict=True):
             if len(array) != shard.tokens or array.dtype != np.dtype(manifest.dtype).newbyteorder("<"):
@@ -139,13 +132,9 @@ class SplitTokens:
             if sha256_of_file(path) != shard.sha256:
                 raise UserError(f"shard {path} has changed since it was written; prepare the data again")
 
-    @cached_property
-    def _arrays(self) -> list[NDArray[Any]]:
-        return [open_shard(path, self._layout) for path in self._paths]
-
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         # A memory map is pickled as a copy of its content, so loader workers open the files themselves.
-        return {name: value for name, value in self.__dict__.items() if name != "_arrays"}
+        return SplitTokens, self._opened_from
 
 
 def verify(folder: Path) -> Manifest:
@@ -155,8 +144,8 @@ def verify(folder: Path) -> Manifest:
     for split in manifest.splits:
         tokens = SplitTokens(folder, manifest, split)
         tokens.check_bytes()
-        for start in range(0, len(tokens), _VERIFIED_TOKENS):
-            tokens.read(start, min(start + _VERIFIED_TOKENS, len(tokens)))
+        for start in range(0, len(tokens), _CHUNK_TOKENS):
+            tokens.read(start, min(start + _CHUNK_TOKENS, len(tokens)))
     return manifest
 
 
@@ -165,9 +154,74 @@ def _parse_split(content: Mapping[str, Any]) -> Split:
     for shard in split.shards:
         if Path(shard.name).name != shard.name:  # a manifest from elsewhere must not name files outside its folder
             raise ValueError(f"a shard's name is {shard.name!r}; expected a file name")
-    for count in (split.utf8_bytes, *(shard.tokens for shard in split.shards)):
+    for count in (split.tokens, split.utf8_bytes, *(shard.tokens for shard in split.shards)):
         if not isinstance(count, int) or count < 1:
             raise ValueError(f"a count of tokens or bytes is {count!r}; expected at least 1")
-    if not split.shards or split.tokens != sum(shard.tokens for shard in split.shards):
+    if split.tokens != sum(shard.tokens for shard in split.shards):
         raise ValueError(f"a split has {split.tokens!r} tokens; expected the sum of its shards'")
     return split
+
+
+def find_token_files(folder: Path) -> list[Path]:
+    """Files of a folder whose names end as those of token files do."""
+    return sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".npy")) if folder.is_dir() else []
+
+
+def import_token_files(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
+    """Check a folder's token files and write their manifest; returns it, and False if it was there already.
+
+    The files do not change. A file belongs to the split, train or val, that its name contains.
+    """
+    if (folder / "meta.pkl").exists():
+        raise UserError(f"{folder} has nanoGPT's character vocabulary (meta.pkl), not a tokenizer; prepare its text")
+    tokenizer = Tokenizer(tokenizer_name)
+    existing = Manifest.load(folder) if (folder / MANIFEST_NAME).exists() else None
+    if existing and existing.options:
+        raise UserError(f"{folder} is prepared data already; verify it instead")
+    paths = find_token_files(folder)
+    for path in paths:
+        if sum(split in path.stem for split in SPLITS) != 1:
+            raise UserError(f"the name of {path} is ambiguous; expected either train or val in it")
+    layouts = sorted({detect_layout(path) for path in paths})
+    if len(layouts) > 1:
+        raise UserError(f"{folder} has files of several formats ({', '.join(layouts)}); expected one")
+    splits = {split: _read_split(folder, split, tokenizer) for split in SPLITS}
+    log.info("%s has token files in the format of %s", folder, layouts[0])
+    shards = [shard for split in splits.values() for shard in split.shards]
+    corpus_sha256 = hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()
+    names = tuple(shard.name for shard in shards)
+    manifest = Manifest.of(tokenizer, splits, corpus_sha256, sources=names, options={}, layout=layouts[0])
+    if existing is None:
+        manifest.save(folder)
+    elif existing != manifest:
+        raise UserError(f"{folder / MANIFEST_NAME} describes other data or another tokenizer; delete it to replace it")
+    return manifest, existing is None
+
+
+def _read_split(folder: Path, split: str, tokenizer: Tokenizer) -> Split:
+    """Read all tokens: check their ids, and count documents and bytes of text."""
+    paths = [path for path in find_token_files(folder) if split in path.stem]
+    if not paths:
+        raise UserError(f"{folder} has no file of split {split}; expected one with {split} in its name")
+    lengths, dtype = tokenizer.utf8_lengths(), dtype_for(tokenizer.vocab_size)
+    shards, documents, utf8_bytes = [], 0, 0
+    for path in paths:
+        layout = detect_layout(path)
+        tokens = open_shard(path, layout)
+        if tokens.dtype != dtype:
+            raise UserError(f"{path} has ids of {tokens.dtype}; expected {dtype} for tokenizer {tokenizer.name!r}")
+        if layout == NANOGPT and len(tokens) > 1 and not tokens[1:_CHUNK_TOKENS:2].any():
+            raise UserError(f"{path} seems to have ids of uint32; expected uint16 in a file without a header")
+        for start in range(0, len(tokens), _CHUNK_TOKENS):
+            chunk = tokens[start : start + _CHUNK_TOKENS]
+            if (largest := chunk.max()) >= tokenizer.vocab_size:
+                raise UserError(
+                    f"{path} has id {largest}; expected ids below {tokenizer.vocab_size}, as of tokenizer "
+                    f"{tokenizer.name!r}. Give the tokenizer that encoded the file"
+                )
+            documents += int((chunk == tokenizer.eot_id).sum())
+            utf8_bytes += int(lengths[chunk].sum())
+        shards.append(Shard(path.name, len(tokens), sha256_of_file(path)))
+    if utf8_bytes == 0:
+        raise UserError(f"{paths[0]} contains no text, only end-of-texts")
+    return Split(sum(shard.tokens for shard in shards), documents, utf8_bytes, tuple(shards))

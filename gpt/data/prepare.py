@@ -11,10 +11,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpt.data.documents import Document
+from gpt.data.documents import Document, PrepareOptions
 from gpt.data.encoding import EncodedBatch, TextChunk, chunk_text, encode_chunks
 from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SplitTokens
-from gpt.data.options import PrepareOptions
 from gpt.data.sources import HUB, read_documents
 from gpt.data.split import CorpusStats, SplitPlan, measure_corpus, plan_split, split_key
 from gpt.data.token_files import Split, SplitWriter
@@ -71,7 +70,7 @@ def prepare(
                 with suppress(OSError):  # the folder has other files
                     output.rmdir()
             raise
-        manifest = Manifest.of(tokenizer, splits, corpus_sha256, sources, asdict(options))
+        manifest = Manifest.of(tokenizer, splits, corpus_sha256, sources=tuple(sources), options=asdict(options))
         manifest.save(output)
         (output / _UNFINISHED).unlink()
     return manifest, True
@@ -100,7 +99,7 @@ def _plan(sources: list[str], options: PrepareOptions) -> tuple[str, SplitPlan, 
         log.info("the Hub's dataset is read twice, first for its hashes; streaming reads it once")
     documents = _log_progress(read_documents(sources, options), lambda _: 1, "documents read")
     stats = measure_corpus(documents, options.seed)
-    return stats.corpus_sha256, plan_split(stats, options.val_fraction, read_documents(sources, options)), stats
+    return stats.corpus_sha256, plan_split(stats, options.val_fraction), stats
 
 
 def _check_same(output: Path, existing: Manifest, wanted: dict[str, Any]) -> None:
@@ -148,12 +147,10 @@ def _chunk_documents(
     for document, key, size in documents:
         digest = hashlib.sha256()
         for split, blocks in groupby(plan.assign(key, size, document), key=itemgetter(0)):
-            begins = True
-            for text in chunk_text(map(itemgetter(1), blocks), tokenizer):
+            for number, text in enumerate(chunk_text(map(itemgetter(1), blocks), tokenizer)):
                 if options.special_tokens == "error" and END_OF_TEXT in text:
                     raise UserError(f"{document.name} has a literal {END_OF_TEXT}; set special_tokens to text or token")
-                yield TextChunk(split, begins, text, document.name)
-                begins = False
+                yield TextChunk(split, number == 0, text, document.name)
                 digest.update(text.encode())
         if split_key(digest.digest(), options.seed) != key:
             raise UserError(f"{document.name} changed while it was read; run the command again")

@@ -5,7 +5,6 @@ import logging
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 
 import numpy as np
 
@@ -22,6 +21,7 @@ class CorpusStats:
 
     keys: "array[int]"
     sizes: "array[int]"
+    longest: Document  # of several equally long ones, that with the lowest key
     corpus_sha256: str
 
 
@@ -60,29 +60,32 @@ def measure_corpus(documents: Iterable[Document], seed: int) -> CorpusStats:
     """Hash and measure every document."""
     keys, sizes, corpus = array("Q"), array("Q"), hashlib.sha256()
     empty: list[str] = []
+    longest, longest_rank = None, (0, 0)
     for document in documents:
         digest, size = document.measure()
-        keys.append(split_key(digest, seed))
+        key = split_key(digest, seed)
+        keys.append(key)
         sizes.append(size)
         corpus.update(digest)
         if size == 0:
             empty.append(document.name)
-    if not any(sizes):
+        elif (size, -key) > longest_rank:
+            longest, longest_rank = document, (size, -key)
+    if longest is None:
         raise UserError("the sources contain no text; give at least one with text")
     if empty:
         log.warning("skipped %d empty documents, the first of them %s", len(empty), empty[0])
-    return CorpusStats(keys, sizes, corpus.hexdigest())
+    return CorpusStats(keys, sizes, longest, corpus.hexdigest())
 
 
-def plan_split(stats: CorpusStats, val_fraction: float, documents: Iterable[Document]) -> SplitPlan:
+def plan_split(stats: CorpusStats, val_fraction: float) -> SplitPlan:
     """Choose documents in the order of their keys until ``val_fraction`` of the bytes is validation.
 
     A document larger than that fraction stays in training: a novel among notes would be all of validation. If less than
-    half of the fraction is reached (a single document, or a few long ones), the end of the longest is validation too;
-    only then are ``documents``, the measured ones, read again, up to that one.
+    half of the fraction is reached (a single document, or a few long ones), the end of the longest is validation too.
     """
-    present = np.flatnonzero(np.array(stats.sizes))  # documents that are not empty
-    keys, sizes = np.array(stats.keys)[present], np.array(stats.sizes)[present]
+    keys, sizes = np.array(stats.keys), np.array(stats.sizes)
+    keys, sizes = keys[sizes > 0], sizes[sizes > 0]
     val_bytes = val_fraction * sum(stats.sizes)
     order = np.argsort(keys)
     eligible_sizes = np.where(sizes <= val_bytes, sizes, 0)
@@ -94,17 +97,14 @@ def plan_split(stats: CorpusStats, val_fraction: float, documents: Iterable[Docu
     if chosen_bytes >= val_bytes / 2:
         return SplitPlan(val_below, val_bytes)
 
-    longest = int(np.lexsort((keys, -sizes.astype(np.int64)))[0])  # of equally long ones, that with the lowest key
-    key, size = int(keys[longest]), int(sizes[longest])
+    size = int(sizes.max())
+    key = int(keys[sizes == size].min())
     copies = int((keys == key).sum())
     if key < val_below and size <= val_bytes:
         chosen_bytes -= copies * size
     is_alone = copies == len(keys)
     missing_bytes = min((val_bytes - chosen_bytes) / copies, size if is_alone else size / 2)
-    document = next(islice(documents, int(present[longest]), None), None)
-    if document is None:
-        raise UserError("the sources changed while they were read; run the command again")
-    return SplitPlan(val_below, val_bytes, key, _find_cut(document, size, missing_bytes))
+    return SplitPlan(val_below, val_bytes, key, _find_cut(stats.longest, size, missing_bytes))
 
 
 def _find_cut(document: Document, size: int, val_bytes: float) -> int:

@@ -77,7 +77,7 @@ class SplitWriter(ExitStack):
         self._dtype, self._eot_id, self._ends_with_eot = dtype_for(tokenizer.vocab_size), tokenizer.eot_id, False
         self._shards: list[Shard] = []
         self._file: IO[bytes] | None = None
-        self._tokens_in_file = self._documents = self._utf8_bytes = self.tokens = 0
+        self._documents = self._utf8_bytes = self.tokens = 0
 
     def write(self, tokens: NDArray[np.uint32], utf8_bytes: int) -> None:
         """Append (n,) ids, n > 0; of several end-of-texts in a row, only one."""
@@ -86,15 +86,13 @@ class SplitWriter(ExitStack):
         tokens, self._ends_with_eot = tokens[~is_repeated], bool(is_eot[-1])
         self._documents += int((is_eot & ~is_repeated).sum())
         self._utf8_bytes += utf8_bytes
-        self.tokens += len(tokens)
         while len(tokens):
             if self._file is None:
                 self._file = self.enter_context(create_shard(self._path, self._dtype))
-            part = tokens[: self._shard_tokens - self._tokens_in_file]
-            tokens = tokens[len(part) :]
+            part, tokens = np.split(tokens, [self._shard_tokens - self.tokens % self._shard_tokens])
             self._file.write(part.astype(self._dtype, copy=False).data)
-            self._tokens_in_file += len(part)
-            if self._tokens_in_file == self._shard_tokens:
+            self.tokens += len(part)
+            if self.tokens % self._shard_tokens == 0:
                 self._finish_shard()
 
     def finish(self) -> Split:
@@ -105,8 +103,9 @@ class SplitWriter(ExitStack):
 
     def _finish_shard(self) -> None:
         self.close()
-        self._shards.append(Shard(self._path.name, self._tokens_in_file, sha256_of_file(self._path)))
-        self._file, self._tokens_in_file = None, 0
+        self._file = None
+        tokens = self.tokens - sum(shard.tokens for shard in self._shards)
+        self._shards.append(Shard(self._path.name, tokens, sha256_of_file(self._path)))
 
     @property
     def _path(self) -> Path:

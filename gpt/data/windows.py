@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.data import DataLoader, Dataset
 
 from gpt.data.manifest import SplitTokens
@@ -74,10 +75,7 @@ class TokenWindows(Dataset[Window]):
         T, start = self.context_length, index * self.stride
         n = min(T, len(self.tokens) - 1 - start)  # inputs, of which the last num_targets are new
         tokens = torch.from_numpy(self.tokens.read(start, start + n + 1))
-        if n == T == self.num_targets(index):
-            return {"inputs": tokens[:-1], "targets": tokens[1:]}
-        inputs, targets = torch.zeros(T, dtype=torch.int64), torch.full((T,), IGNORED)
-        inputs[:n], targets[:n] = tokens[:-1], tokens[1:]
+        inputs, targets = pad(tokens[:-1], (0, T - n)), pad(tokens[1:], (0, T - n), value=IGNORED)
         targets[: n - self.num_targets(index)] = IGNORED
         return {"inputs": inputs, "targets": targets}
 
