@@ -274,13 +274,12 @@ def test_loader_workers_ignore_a_signal_to_the_process_group(
 
 
 def test_a_second_ctrl_c_exits_immediately(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from gpt.training.checkpoints import RunCheckpoints
-    from gpt.training.interruption import Interruption
+    from gpt.training.checkpoints import Interruption, RunCheckpoints
 
     exits: list[int] = []
     clock = [100.0]
-    monkeypatch.setattr("gpt.training.interruption.os._exit", exits.append)
-    monkeypatch.setattr("gpt.training.interruption.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("gpt.training.checkpoints.os._exit", exits.append)
+    monkeypatch.setattr("gpt.training.checkpoints.time.monotonic", lambda: clock[0])
     with Interruption(RunCheckpoints(tmp_path, keep_last=0)).handlers():
         os.kill(os.getpid(), signal.SIGTERM)
         os.kill(os.getpid(), signal.SIGINT)  # the first Ctrl-C, also after a SIGTERM

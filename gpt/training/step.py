@@ -35,9 +35,8 @@ from gpt.errors import UserError
 from gpt.generation.generate import Request, generate
 from gpt.generation.sampling import Sampling
 from gpt.training.attention_capture import AttentionCapture
-from gpt.training.checkpoints import RunCheckpoints
+from gpt.training.checkpoints import Interruption, RunCheckpoints
 from gpt.training.datamodule import TokenDataModule
-from gpt.training.interruption import Interruption
 from gpt.training.module import GPTModule
 from gpt.training.training_log import TrainingLog
 

@@ -26,18 +26,13 @@ class TrainingLog:
     """
 
     def __init__(self, config: RunConfig) -> None:
-        self.train_loss = float("nan")
+        self.train_loss = self.tokens_per_second = float("nan")  # of the last step; of all steps of this process
         self._config = config
         self._bar: tqdm[Any] | None = None
         self._clock: float | None = None  # when it was last read; None while it is stopped
         self._steps, self._seconds = 0, 0.0  # of training, until the clock was last read
         self._steps_at_log, self._seconds_at_log = 0, 0.0
         self._logged_step, self._next_line = -1, time.monotonic()
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Over all training steps of this process."""
-        return self._rate(self._steps, self._seconds)
 
     def start(self, trainer: L.Trainer) -> None:
         """Open the progress bar in a terminal."""
@@ -95,8 +90,9 @@ class TrainingLog:
         now = time.monotonic()
         assert self._clock is not None
         self._seconds, self._clock = self._seconds + now - self._clock, now
-        steps = self._steps - self._steps_at_log
-        rate = self._rate(steps, self._seconds - self._seconds_at_log)
+        steps, seconds = self._steps - self._steps_at_log, self._seconds - self._seconds_at_log
+        rate = steps * self._config.tokens_per_step / max(seconds, 1e-9)
+        self.tokens_per_second = self._steps * self._config.tokens_per_step / max(self._seconds, 1e-9)
         self._steps_at_log, self._seconds_at_log = self._steps, self._seconds
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {self.train_loss:.4f}, {rate:,.0f} tokens/s", refresh=False)
@@ -107,9 +103,6 @@ class TrainingLog:
             self._print(progress if steps == 1 else f"{progress}, {rate:,.0f} tokens/s, {seconds_left:.0f} s left")
             self._next_line = now + _LINE_SECONDS
         return rate
-
-    def _rate(self, steps: int, seconds: float) -> float:
-        return steps * self._config.tokens_per_step / max(seconds, 1e-9)
 
     def _print(self, message: str) -> None:
         if self._bar is None:
