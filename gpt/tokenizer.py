@@ -166,6 +166,5 @@ def _gpt2_encoding() -> tiktoken.Encoding:
     if hashlib.sha256(content).hexdigest() != _GPT2_SHA256:
         raise UserError(f"{_GPT2_RANKS} is damaged (its SHA-256 is not OpenAI's); reinstall mini-gpt")
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
-    return tiktoken.Encoding(
-        "gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={END_OF_TEXT: len(ranks)}
-    )
+    end_of_text = {END_OF_TEXT: len(ranks)}
+    return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=end_of_text)

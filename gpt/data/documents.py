@@ -127,12 +127,11 @@ def decode_file(path: Path, options: PrepareOptions) -> Iterator[str]:
 
 def not_utf8_error(name: str, error: UnicodeDecodeError, offset: int = 0) -> UserError:
     """Describe a decoding error, whose first byte is at ``offset`` in the file."""
-    byte, position = error.object[error.start], offset + error.start
+    position = offset + error.start
     if position == 0 and error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         return UserError(f"{name} is UTF-16, not UTF-8; convert it, for example with iconv -f UTF-16 -t UTF-8")
-    return UserError(
-        f"{name} is not UTF-8: byte {byte:#04x} at offset {position}; convert it, or set encoding_errors to replace"
-    )
+    place = f"byte {error.object[error.start]:#04x} at offset {position}"
+    return UserError(f"{name} is not UTF-8: {place}; convert it, or set encoding_errors to replace")
 
 
 def utf8_length(text: str) -> int:

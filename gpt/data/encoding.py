@@ -70,10 +70,7 @@ def _last_cut(pattern: re.Pattern[str], text: str) -> int:
 def encode_chunks(
     chunks: Iterable[TextChunk], tokenizer: Tokenizer, end_of_text: bool, workers: int
 ) -> Iterator[EncodedBatch]:
-    """Encode on ``workers`` threads (tiktoken releases the GIL), in order, prefetching a bounded number of batches.
-
-    ``end_of_text`` says whether a literal ``<|endoftext|>`` in the text is the end-of-text token.
-    """
+    """Encode on ``workers`` threads (tiktoken releases the GIL), in order, prefetching a bounded number of batches."""
     futures: deque[Future[EncodedBatch]] = deque()
     with ThreadPoolExecutor(workers) as pool:
         try:

@@ -1,7 +1,4 @@
-"""The manifest of prepared data, the tokens of a split as one memory-mapped array, and the import of token files.
-
-Token files of llm.c, modded-nanogpt, nanoGPT and build-nanogpt are imported by adding a manifest beside them.
-"""
+"""The manifest of prepared data, the tokens of a split as one memory-mapped array, and the import of token files."""
 
 import hashlib
 import json
@@ -25,7 +22,6 @@ MANIFEST_NAME = "manifest.json"
 SPLITS = ("train", "val")
 FORMAT_VERSION = 2
 
-_COUNTED_TOKENS = 1_000_000  # enough to know which ids are frequent
 _CHUNK_TOKENS = 2**20  # read at a time
 
 
@@ -114,17 +110,17 @@ class SplitTokens:
             shard_start = int(self._ends[shard]) - len(arrays[shard])
             part = arrays[shard][start - shard_start : stop - shard_start]
             if (largest := part.max()) >= self.vocab_size:
+                path = self._paths[shard]
                 raise UserError(
-                    f"id {largest} in {self._paths[shard]} is outside the vocabulary of {self.vocab_size}; "
-                    "check the files with prepare_data.py --verify"
+                    f"{path} has id {largest}; expected ids below {self.vocab_size}. Prepare the data again"
                 )
             parts.append(part)
             start, shard = start + len(part), shard + 1
         return np.concatenate(parts).astype(np.int64)
 
     def id_counts(self) -> NDArray[np.int64]:
-        """Number of occurrences of each id in the first million tokens: (V,)."""
-        return np.bincount(self.read(0, min(len(self), _COUNTED_TOKENS)), minlength=self.vocab_size)
+        """Number of occurrences of each id in the first million tokens, enough to know which are frequent: (V,)."""
+        return np.bincount(self.read(0, min(len(self), 1_000_000)), minlength=self.vocab_size)
 
     def check_bytes(self) -> None:
         """Raise a UserError if the hash of a shard is not the manifest's."""
@@ -170,7 +166,7 @@ def find_token_files(folder: Path) -> list[Path]:
 def import_token_files(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
     """Check a folder's token files and write their manifest; returns it, and False if it was there already.
 
-    The files do not change. A file belongs to the split, train or val, that its name contains.
+    The files (of llm.c, modded-nanogpt, nanoGPT, build-nanogpt) do not change; their names contain their split.
     """
     if (folder / "meta.pkl").exists():
         raise UserError(f"{folder} has nanoGPT's character vocabulary (meta.pkl), not a tokenizer; prepare its text")
@@ -215,9 +211,9 @@ def _read_split(folder: Path, split: str, tokenizer: Tokenizer) -> Split:
         for start in range(0, len(tokens), _CHUNK_TOKENS):
             chunk = tokens[start : start + _CHUNK_TOKENS]
             if (largest := chunk.max()) >= tokenizer.vocab_size:
+                size = tokenizer.vocab_size
                 raise UserError(
-                    f"{path} has id {largest}; expected ids below {tokenizer.vocab_size}, as of tokenizer "
-                    f"{tokenizer.name!r}. Give the tokenizer that encoded the file"
+                    f"{path} has id {largest}; expected ids below {size}. Give the tokenizer that encoded it"
                 )
             documents += int((chunk == tokenizer.eot_id).sum())
             utf8_bytes += int(lengths[chunk].sum())

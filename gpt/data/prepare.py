@@ -23,10 +23,9 @@ from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 log = logging.getLogger(__name__)
 
-Item = TypeVar("Item")
+T = TypeVar("T")
 KeyedDocument = tuple[Document, int, int]  # with its split key and its size in bytes
 
-_PROGRESS_SECONDS = 5.0
 _UNFINISHED = ".unfinished"  # marks the folder of an incomplete run
 
 
@@ -46,8 +45,8 @@ def prepare(
     existing = _load_existing(output)
     corpus_sha256, plan, stats = _plan(sources, options)
     if existing is not None:
-        _check_same(output, existing, {"text": corpus_sha256, "tokenizer": tokenizer.sha256, **asdict(options)})
-        if _is_complete(output, existing):
+        wanted = {"text": corpus_sha256, "tokenizer": tokenizer.sha256, **asdict(options)}
+        if _is_complete(output, existing, wanted):
             (output / _UNFINISHED).unlink(missing_ok=True)
             return existing, False
     output.mkdir(parents=True, exist_ok=True)
@@ -102,17 +101,14 @@ def _plan(sources: list[str], options: PrepareOptions) -> tuple[str, SplitPlan, 
     return stats.corpus_sha256, plan_split(stats, options.val_fraction), stats
 
 
-def _check_same(output: Path, existing: Manifest, wanted: dict[str, Any]) -> None:
-    """Refuse to overwrite data of another text, tokenizer or options."""
+def _is_complete(output: Path, existing: Manifest, wanted: dict[str, Any]) -> bool:
+    """Whether the shards are those of the manifest; refuses to overwrite data of another text, tokenizer or options."""
     found = {"text": existing.corpus_sha256, "tokenizer": existing.tokenizer_sha256, **existing.options}
     if different := [name for name, value in wanted.items() if found.get(name) != value]:
         raise UserError(f"{output} has data of other sources or options ({', '.join(different)}); delete it first")
-
-
-def _is_complete(output: Path, manifest: Manifest) -> bool:
     try:
-        for split in manifest.splits:
-            SplitTokens(output, manifest, split).check_bytes()
+        for split in existing.splits:
+            SplitTokens(output, existing, split).check_bytes()
     except UserError as error:
         log.warning("%s", error)
         return False
@@ -131,8 +127,6 @@ def _with_keys(documents: Iterable[Document], stats: CorpusStats | None, seed: i
     if stats is None:
         for document in documents:
             digest, size = document.measure()
-            if size == 0:
-                log.warning("skipped %s, which is empty", document.name)
             yield document, split_key(digest, seed), size
     else:
         for document, key, size in zip_longest(documents, stats.keys, stats.sizes):
@@ -144,8 +138,11 @@ def _with_keys(documents: Iterable[Document], stats: CorpusStats | None, seed: i
 def _chunk_documents(
     documents: Iterable[KeyedDocument], tokenizer: Tokenizer, options: PrepareOptions, plan: SplitPlan
 ) -> Iterator[TextChunk]:
+    empty: list[str] = []
     for document, key, size in documents:
         digest = hashlib.sha256()
+        if size == 0:
+            empty.append(document.name)
         for split, blocks in groupby(plan.assign(key, size, document), key=itemgetter(0)):
             for number, text in enumerate(chunk_text(map(itemgetter(1), blocks), tokenizer)):
                 if options.special_tokens == "error" and END_OF_TEXT in text:
@@ -154,6 +151,8 @@ def _chunk_documents(
                 digest.update(text.encode())
         if split_key(digest.digest(), options.seed) != key:
             raise UserError(f"{document.name} changed while it was read; run the command again")
+    if empty:
+        log.warning("skipped %d empty documents, the first of them %s", len(empty), empty[0])
 
 
 def _write_splits(
@@ -173,16 +172,14 @@ def _write_splits(
         return {split: writer.finish() for split, writer in writers.items()}
 
 
-def _log_progress(
-    items: Iterable[Item], size: Callable[[Item], float], what: str, total: float = 0.0
-) -> Iterator[Item]:
-    """Log the amount done, the rate, and, if the total is known, the time left, every few seconds."""
+def _log_progress(items: Iterable[T], size: Callable[[T], float], what: str, total: float = 0.0) -> Iterator[T]:
+    """Log the amount done, the rate, and, if the total is known, the time left, every five seconds."""
     started = logged = time.monotonic()
     done = 0.0
     for item in items:
         yield item
         done += size(item)
-        if (now := time.monotonic()) - logged >= _PROGRESS_SECONDS:
+        if (now := time.monotonic()) - logged >= 5.0:
             logged, rate = now, done / (now - started)
             left = f", {(total - done) / rate:.0f} s left" if total else ""
             log.info("%.0f %s, %.1f per second%s", done, what, rate, left)

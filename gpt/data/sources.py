@@ -2,7 +2,6 @@
 
 import csv
 import glob
-import itertools
 import json
 import logging
 import os
@@ -91,32 +90,30 @@ def _find_files_in_folder(folder: Path) -> list[Path]:
 
 def _json_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
     """Read JSON Lines, an array of objects, or, from a ``.json`` file, a single object."""
-    lines = _read_lines(path, options)
-    head = [next(lines, "")]
-    while head[-1].isspace():
-        head.append(next(lines, ""))
-    lines = itertools.chain(head, lines)
-    if head[-1].lstrip().startswith("[") or (base_suffix(path) == ".json" and head[-1] and not _is_json(head[-1])):
-        content = _parse_json(str(path), "".join(lines))
+    first = next((line for line in _read_lines(path, options) if not line.isspace()), "")
+    is_one_value = first.lstrip().startswith("[")
+    if first and base_suffix(path) == ".json":
+        try:
+            json.loads(first)
+        except (ValueError, RecursionError):  # an object on several lines
+            is_one_value = True
+    if is_one_value:
+        content = _parse_json(str(path), "".join(_read_lines(path, options)))
         for number, row in enumerate(content if isinstance(content, list) else [content], start=1):
             yield _document_from_object(f"{path}, row {number}", row, options)
     else:
-        for number, line in enumerate(lines, start=1):
+        for number, line in enumerate(_read_lines(path, options), start=1):
             if line.strip():
                 name = f"{path}, line {number}"
                 yield _document_from_object(name, _parse_json(name, line), options)
 
 
 def _csv_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
-    """Read a table whose first row names its columns.
-
-    The delimiter is the first of comma, semicolon and tab that makes a column of the wanted name.
-    """
+    """Read a table with a header; its delimiter is the first of comma, semicolon and tab that makes a text column."""
     csv.field_size_limit(sys.maxsize)
-    lines = _read_lines(path, options)
-    first = next(lines, "")
+    first = next(_read_lines(path, options), "")
     delimiters = [d for d in ",;\t" if options.text_column in next(csv.reader([first], delimiter=d), [])]
-    reader = csv.reader(itertools.chain([first], lines), delimiter=(delimiters or [","])[0], strict=True)
+    reader = csv.reader(_read_lines(path, options), delimiter=(delimiters or [","])[0], strict=True)
     try:
         header = next(reader, [])
         column = _find_column(str(path), header, options) if header else 0
@@ -130,7 +127,6 @@ def _csv_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
 
 
 def _parquet_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
-    """Read a Parquet file."""
     import pyarrow
     from pyarrow import parquet
 
@@ -145,10 +141,7 @@ def _parquet_documents(path: Path, options: PrepareOptions) -> Iterator[Document
 
 
 def _dataset_documents(name: str, options: PrepareOptions) -> Iterator[Document]:
-    """Stream a dataset, without a copy in the cache.
-
-    ``name`` is NAME[:CONFIG] on the Hugging Face Hub, a folder that ``datasets`` reads, or one that it saved.
-    """
+    """Stream NAME[:CONFIG] of the Hub, a folder that ``datasets`` reads, or one that it saved; no copy in the cache."""
     import datasets
 
     folder, _, config = name.partition(":")
@@ -187,9 +180,8 @@ def _column_documents(name: str, columns: Iterable[Any], options: PrepareOptions
 
     number = 0
     for column in columns:
-        types = pyarrow.types
-        kind = column.type.value_type if types.is_dictionary(column.type) else column.type
-        if not any(is_text(kind) for is_text in (types.is_string, types.is_large_string, types.is_string_view)):
+        kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
+        if str(kind) not in ("string", "large_string", "string_view"):
             raise UserError(f"column {options.text_column!r} of {name} has type {kind}; expected a column of strings")
         # As bytes: the writer may not have checked that they are UTF-8.
         for content in column.cast(kind).cast(pyarrow.large_binary()).to_pylist():
@@ -205,8 +197,7 @@ def _column_documents(name: str, columns: Iterable[Any], options: PrepareOptions
 def _document_from_object(name: str, row: Any, options: PrepareOptions) -> Document:
     if not isinstance(row, dict):
         raise UserError(f"{name} is not a JSON object; expected one with a {options.text_column!r}")
-    if options.text_column not in row:
-        _find_column(name, list(row), options)
+    _find_column(name, list(row), options)
     text = row[options.text_column]
     if text is not None and not isinstance(text, str):
         raise UserError(f"{options.text_column!r} in {name} is {json.dumps(text)[:40]}; expected a string")
@@ -214,21 +205,11 @@ def _document_from_object(name: str, row: Any, options: PrepareOptions) -> Docum
 
 
 def _find_column(name: str, columns: Sequence[str], options: PrepareOptions) -> int:
-    """Index of the text column."""
-    if columns.count(options.text_column) != 1:
+    column = options.text_column
+    if columns.count(column) != 1:
         known = ", ".join(map(repr, columns[:20])) or "none"
-        raise UserError(
-            f"{name} has columns {known}; expected one {options.text_column!r}. Set text_column, or rename one"
-        )
-    return columns.index(options.text_column)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        _parse_json("", text)
-    except UserError:
-        return False
-    return True
+        raise UserError(f"{name} has columns {known}; expected one {column!r}. Set text_column, or rename one")
+    return columns.index(column)
 
 
 def _parse_json(name: str, text: str) -> Any:

@@ -1,7 +1,6 @@
 """The train/val split: documents are chosen by the hash of their text, so it does not depend on order or machine."""
 
 import hashlib
-import logging
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -11,8 +10,6 @@ import numpy as np
 from gpt.data.documents import Document, utf8_length
 from gpt.errors import UserError
 from gpt.tokenizer import END_OF_TEXT
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,6 @@ def split_key(digest: bytes, seed: int) -> int:
 def measure_corpus(documents: Iterable[Document], seed: int) -> CorpusStats:
     """Hash and measure every document."""
     keys, sizes, corpus = array("Q"), array("Q"), hashlib.sha256()
-    empty: list[str] = []
     longest, longest_rank = None, (0, 0)
     for document in documents:
         digest, size = document.measure()
@@ -67,14 +63,10 @@ def measure_corpus(documents: Iterable[Document], seed: int) -> CorpusStats:
         keys.append(key)
         sizes.append(size)
         corpus.update(digest)
-        if size == 0:
-            empty.append(document.name)
-        elif (size, -key) > longest_rank:
+        if (size, -key) > longest_rank:
             longest, longest_rank = document, (size, -key)
     if longest is None:
         raise UserError("the sources contain no text; give at least one with text")
-    if empty:
-        log.warning("skipped %d empty documents, the first of them %s", len(empty), empty[0])
     return CorpusStats(keys, sizes, longest, corpus.hexdigest())
 
 
@@ -102,28 +94,26 @@ def plan_split(stats: CorpusStats, val_fraction: float) -> SplitPlan:
     copies = int((keys == key).sum())
     if key < val_below and size <= val_bytes:
         chosen_bytes -= copies * size
-    is_alone = copies == len(keys)
-    missing_bytes = min((val_bytes - chosen_bytes) / copies, size if is_alone else size / 2)
+    missing_bytes = min((val_bytes - chosen_bytes) / copies, size if copies == len(keys) else size / 2)
     return SplitPlan(val_below, val_bytes, key, _find_cut(stats.longest, size, missing_bytes))
 
 
 def _find_cut(document: Document, size: int, val_bytes: float) -> int:
     """Character at which a document's validation part starts: at the start of a line if one is near."""
-    start, before = size - round(val_bytes), 0  # bytes left to skip, and characters skipped
+    start, before, block = size - round(val_bytes), 0, ""  # bytes left to skip, and characters skipped
     for block in document.read():
-        if start >= (length := utf8_length(block)):
-            start -= length
-            before += len(block)
-            continue
-        cut = len(block.encode()[:start].decode(errors="ignore"))
-        next_line = block.find("\n", max(0, cut - 1)) + 1
-        if next_line > 0 and len(block[cut:next_line].encode()) < val_bytes / 2:
-            cut = next_line
-        # Not inside a literal <|endoftext|>, which may stand for the token.
-        literal = block.find(END_OF_TEXT, max(0, cut - len(END_OF_TEXT) + 1), cut + len(END_OF_TEXT) - 1)
-        if literal >= 0:
-            cut = literal if before + literal > 0 else literal + len(END_OF_TEXT)
-        if before + cut > 0 and val_bytes >= 1:
-            return before + cut
-        break
-    raise UserError(f"{document.name} has {size} bytes, too few for a training and a validation split; give more text")
+        if start < (length := utf8_length(block)):
+            break
+        start -= length
+        before += len(block)
+    cut = len(block.encode()[:start].decode(errors="ignore"))
+    next_line = block.find("\n", max(0, cut - 1)) + 1
+    if next_line > 0 and len(block[cut:next_line].encode()) < val_bytes / 2:
+        cut = next_line
+    # Not inside a literal <|endoftext|>, which may stand for the token.
+    literal = block.find(END_OF_TEXT, max(0, cut - len(END_OF_TEXT) + 1), cut + len(END_OF_TEXT) - 1)
+    if literal >= 0:
+        cut = literal if before + literal > 0 else literal + len(END_OF_TEXT)
+    if before + cut == 0 or val_bytes < 1:
+        raise UserError(f"{document.name} has {size} bytes, too few for two splits; give more text")
+    return before + cut

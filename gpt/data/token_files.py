@@ -88,6 +88,7 @@ class SplitWriter(ExitStack):
         self._utf8_bytes += utf8_bytes
         while len(tokens):
             if self._file is None:
+                self._path = self._folder / f"{self._split}_{len(self._shards):06d}.bin"
                 self._file = self.enter_context(create_shard(self._path, self._dtype))
             part, tokens = np.split(tokens, [self._shard_tokens - self.tokens % self._shard_tokens])
             self._file.write(part.astype(self._dtype, copy=False).data)
@@ -104,12 +105,7 @@ class SplitWriter(ExitStack):
     def _finish_shard(self) -> None:
         self.close()
         self._file = None
-        tokens = self.tokens - sum(shard.tokens for shard in self._shards)
-        self._shards.append(Shard(self._path.name, tokens, sha256_of_file(self._path)))
-
-    @property
-    def _path(self) -> Path:
-        return self._folder / f"{self._split}_{len(self._shards):06d}.bin"
+        self._shards.append(Shard(self._path.name, len(open_shard(self._path)), sha256_of_file(self._path)))
 
 
 def detect_layout(path: Path) -> str:

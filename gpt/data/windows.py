@@ -6,7 +6,7 @@ of loader workers and of data-parallel ranks.
 Shape letters: B micro-batch, T context_length.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
@@ -56,9 +56,7 @@ class TokenWindows(Dataset[Window]):
             )
         if not 0 <= overlap < context_length:
             raise UserError(f"overlap is {overlap}; expected at least 0 and less than context_length {context_length}")
-        self.tokens = tokens
-        self.context_length = context_length
-        self.stride = context_length - overlap
+        self.tokens, self.context_length, self.stride = tokens, context_length, context_length - overlap
 
     def __len__(self) -> int:
         return 1 + -(-(len(self.tokens) - 1 - self.context_length) // self.stride)
@@ -129,27 +127,21 @@ class TrainingBatches(Dataset[TrainingBatch]):
 
 
 class TrainingLoader(DataLoader[TrainingBatch]):
-    """Prefetches micro-batches in worker processes, from number ``start`` on.
+    """Prefetches micro-batches in worker processes, from number ``start`` on; ``options`` are those of DataLoader.
 
     Workers send arrays through a pipe, which is three times as fast as tensors: each of those costs a file descriptor
     and a memory mapping.
     """
 
-    def __init__(
-        self,
-        batches: TrainingBatches,
-        start: int = 0,
-        num_workers: int = 0,
-        worker_init_fn: Callable[[int], None] | None = None,
-    ) -> None:
+    def __init__(self, batches: TrainingBatches, start: int = 0, num_workers: int = 0, **options: Any) -> None:
         super().__init__(
             batches,
             batch_size=None,  # an item is already a micro-batch
             sampler=range(start, start + _ENDLESS),
             num_workers=num_workers,
             persistent_workers=num_workers > 0,
-            worker_init_fn=worker_init_fn,
             collate_fn=_to_arrays,  # type: ignore[arg-type]
+            **options,
         )
 
     def __iter__(self) -> Iterator[TrainingBatch]:  # type: ignore[override]
@@ -171,21 +163,17 @@ def epoch_permutation(positions: NDArray[np.int64], size: int, seed: int, epoch:
     Source: Luby & Rackoff 1988; Black & Rogaway 2002, "Ciphers with arbitrary finite domains", section 4.
     """
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
+    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     keys = np.random.SeedSequence([seed, epoch]).generate_state(_FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
     values = positions.astype(np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():
-        values[outside] = _feistel(values[outside], half_bits, keys)
+        left, right = values[outside] >> shift, values[outside] & mask
+        for key in keys:
+            left, right = right, left ^ (_mix(right ^ key) & mask)
+        values[outside] = (left << shift) | right
         outside = values >= size
     return values.astype(np.int64)
-
-
-def _feistel(values: NDArray[np.uint64], half_bits: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    left, right = values >> shift, values & mask
-    for key in keys:
-        left, right = right, left ^ (_mix(right ^ key) & mask)
-    return (left << shift) | right
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -37,7 +37,7 @@ class TokenDataModule(L.LightningDataModule):
         rank, world_size = self.trainer.global_rank, self.trainer.world_size
         batches = TrainingBatches(self.train_windows, self.config.seed, *sizes, rank, world_size)
         consumed = self.trainer.global_step * batches.accumulation
-        return TrainingLoader(batches, consumed, self.config.data.num_workers, _ignore_signals)
+        return TrainingLoader(batches, consumed, self.config.data.num_workers, worker_init_fn=_ignore_signals)
 
     def val_dataloader(self) -> DataLoader[Window]:
         """Every window of the validation split once, over all ranks together."""
