@@ -39,17 +39,13 @@ class AttentionCapture:
         if trainer.global_step in self._capture_steps:
             self.capture(trainer, module, is_last=trainer.global_step == self._max_steps)
 
-    def after_early_end(self, trainer: L.Trainer, module: L.LightningModule) -> None:
-        """Capture where a run ends early; TensorBoard shows a step once, so do not write it twice."""
-        if self._captured_step != trainer.global_step:
-            self.capture(trainer, module, is_last=True)
-
     def capture(self, trainer: L.Trainer, module: L.LightningModule, is_last: bool = False) -> None:
-        """Run the probes through the model and write maps and scores."""
+        """Write maps and scores of the probes, once per step: TensorBoard shows one capture of a step."""
         assert isinstance(module, GPTModule)
-        if not trainer.is_global_zero or trainer.logger is None:
+        step = trainer.global_step
+        if not trainer.is_global_zero or trainer.logger is None or step == self._captured_step:
             return
-        step = self._captured_step = trainer.global_step
+        self._captured_step = step
         writer = trainer.logger.experiment  # type: ignore[attr-defined]
         captures = capture_attention(module.model, self._probes)
         write_captures(writer, step, captures, random_maps=is_last, image=is_last or step in self._image_steps)

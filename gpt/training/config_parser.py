@@ -24,8 +24,8 @@ def config_parser() -> ArgumentParser:
     parser = ArgumentParser(prog="train.py", exit_on_error=False, add_help=False)
     parser.add_class_arguments(RunConfig, sub_configs=False)
     for action in parser._actions:
-        if action.dest in (_VOCAB_SIZE, *asdict(RunConfig())) and action.dest not in config_keys():
-            action.help = SUPPRESS  # jsonargparse also offers a config file per section
+        if action.dest not in config_keys():
+            action.help = SUPPRESS  # the vocabulary size, and jsonargparse's config file per section
     return parser
 
 
@@ -36,11 +36,9 @@ def config_keys() -> list[str]:
 
 def flat(config: Mapping[Any, Any]) -> dict[str, Any]:
     """Flatten a mapping of sections to keys ``section.field``."""
-    flattened: dict[str, Any] = {}
-    for name, value in config.items():
-        fields = {f".{key}": field for key, field in value.items()} if isinstance(value, dict) else {"": value}
-        flattened.update({f"{name}{key}": field for key, field in fields.items()})
-    return flattened
+    sections = {name: value for name, value in config.items() if isinstance(value, dict)}
+    others = {str(name): value for name, value in config.items() if name not in sections}
+    return others | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
 
 
 def parse_config(config_file: Path, flags: list[str]) -> RunConfig:

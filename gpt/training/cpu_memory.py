@@ -119,7 +119,7 @@ class _RecomputedMLP(torch.autograd.Function):
 def _token_chunks(fan_out: int, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
     """Each tensor (..., n) as chunks (tokens, n), views where it is contiguous."""
     tokens = max(1, _CHUNK_ACTIVATIONS // fan_out)
-    return [tensor.reshape(-1, tensor.shape[-1]).split(tokens) for tensor in tensors]  # type: ignore[no-untyped-call]
+    return [tensor.flatten(0, -2).split(tokens) for tensor in tensors]  # type: ignore[no-untyped-call]
 
 
 def _sigmoid_2u(x: Tensor) -> Tensor:

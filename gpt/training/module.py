@@ -5,6 +5,7 @@
 
 import platform
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -50,9 +51,9 @@ class GPTModule(L.LightningModule):
         self.first_skipped_step = torch.zeros(())
         self.evaluation: Evaluation | None = None
         self.evaluated_step = -1
-        self.git_revision = _git_revision()  # at the start, since the source tree may change during the run
+        self.git_revision = _git_revision()  # now, since the source tree may change during the run
         self._mask_eot_id = manifest.eot_id if config.data.document_mask else None
-        self._val_totals = LossTotals()
+        self._val_totals = LossTotals(self._mask_eot_id)
 
     def completes_step(self, batch: TrainingBatch) -> bool:
         """Whether this micro-batch is the last of its optimizer step."""
@@ -112,10 +113,6 @@ class GPTModule(L.LightningModule):
         self.first_skipped_step = self.first_skipped_step + is_first * (self.global_step + 1)
         self.skipped_steps = self.skipped_steps + is_skipped
 
-    def on_validation_epoch_start(self) -> None:
-        """Start new totals."""
-        self._val_totals = LossTotals(self._mask_eot_id)
-
     def validation_step(self, batch: Window, batch_idx: int) -> None:
         """Add a batch of the validation split."""
         self._val_totals.add(self.model, batch)
@@ -123,6 +120,7 @@ class GPTModule(L.LightningModule):
     def on_validation_epoch_end(self) -> None:
         """Compute loss, perplexity and bits per byte of the whole split, over all ranks."""
         totals = self._val_totals.totals().to(self.device if self.trainer.world_size > 1 else "cpu")
+        self._val_totals = LossTotals(self._mask_eot_id)
         nats, tokens = self.trainer.strategy.reduce(totals, reduce_op="sum").tolist()
         self.evaluated_step = self.global_step
         self.evaluation = Evaluation.from_totals(nats, int(tokens), self.manifest.splits["val"].utf8_bytes)
@@ -177,9 +175,8 @@ def _mixed_seed(seed: int, number: int, rank: int) -> int:
 def _git_revision() -> str | None:
     """Commit of the source tree, with ``-dirty`` if it has changes; None outside a git repository."""
     command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    folder = Path(gpt.__file__).parent
-    try:
-        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip() or None
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.check_output(
+            command, cwd=Path(gpt.__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
+        ).strip()
+    return None

@@ -26,36 +26,32 @@ def preflight(
     device = trainer.strategy.root_device
     if config.data.document_mask and config.model.dropout > 0 and device.type == "cuda":
         raise UserError("data.document_mask on a GPU uses FlexAttention, which has no dropout; set model.dropout to 0")
-    unused = unused_keys(config)
-    for key, reason in unused.items():
+    for key, reason in unused_keys(config).items():
         if any(flag.partition("=")[0] == f"--{key}" for flag in flags):
             raise UserError(f"--{key} has no effect: {reason}")
+        log.warning("%s has no effect: %s", key, reason)
     model, options, optim = config.model, config.trainer, config.optim
     tokens_per_epoch = len(data.train_windows.tokens) - 1  # the first token is not a target
     epochs = options.max_steps * config.tokens_per_step / tokens_per_epoch
     memory = memory_estimate(module.model, config, device)
     processes = f" on each of {config.world_size} processes" if config.world_size > 1 else ""
-    for line in (
+    parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items())
+    log.info(
         f"model: {module.model.num_parameters:,} parameters, {model.num_layers} layers, {model.num_heads} heads, "
-        f"d_model {model.d_model}, context {model.context_length}, {data.manifest.vocab_size} token ids",
+        f"d_model {model.d_model}, context {model.context_length}, {data.manifest.vocab_size} token ids\n"
         f"data: {config.data.path} (tokenizer {data.manifest.tokenizer}), {tokens_per_epoch:,} tokens per epoch, "
-        f"{len(data.val_windows):,} validation windows",
+        f"{len(data.val_windows):,} validation windows\n"
         f"run: {options.max_steps:,} steps of {config.tokens_per_step:,} tokens = {epochs:.2f} epochs; warmup "
         f"{optim.warmup_steps:,} steps; validation every {options.validate_every_steps:,}; {config.accumulation} x "
-        f"{config.data.micro_batch_size} sequences per step{processes}",
-        f"device: {device}, {trainer.precision}, {attention_kernel(config, trainer)} attention",
-        f"memory: about {_size(sum(memory.values()))} per process, without libraries ("
-        + ", ".join(f"{name} {_size(size)}" for name, size in memory.items())
-        + ")",
-        f"run folder: {run_dir}",
-    ):
-        log.info("%s", line)
+        f"{config.data.micro_batch_size} sequences per step{processes}\n"
+        f"device: {device}, {trainer.precision}, {attention_kernel(config, trainer)} attention\n"
+        f"memory: about {_size(sum(memory.values()))} per process, without libraries ({parts})\n"
+        f"run folder: {run_dir}"
+    )
     if optim.warmup_steps >= options.max_steps:
         log.warning("the run ends before its warmup (%d steps)", optim.warmup_steps)
     if epochs > _MANY_EPOCHS:
         log.warning("the run has %.0f epochs: use more text, or a smaller trainer.max_steps", epochs)
-    for key, reason in unused.items():
-        log.warning("%s has no effect: %s", key, reason)
 
 
 def _size(num_bytes: int) -> str:

@@ -81,8 +81,9 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         _fit(trainer, module, data, checkpoint)
     if not trainer.is_global_zero:
         return None
-    if callback.sample:
-        log.info("\n--- sample of the model ---\n%s\n---\n", printable(callback.sample))
+    if callback.sample:  # a young byte model generates control characters
+        printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in callback.sample)
+        log.info("\n--- sample of the model ---\n%s\n---\n", printable)
     assert module.evaluation is not None  # the last step is validated
     return RunResult(
         run_dir=str(run_dir),
@@ -126,11 +127,6 @@ def resolved(config: RunConfig, run_dir: Path) -> RunConfig:
     """The config with run_name, precision and compile as chosen."""
     chosen = replace(config.trainer, precision=choose_precision(config), compile=choose_compile(config))
     return replace(config, run_name=run_dir.name, trainer=chosen)
-
-
-def printable(text: str) -> str:
-    """Replace control characters, which a young byte model generates, by U+FFFD."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
 
 
 @torch.no_grad()

@@ -99,12 +99,12 @@ class StepCallback(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.training_log.close()
         if self.attention:
-            self.attention.after_early_end(trainer, pl_module)  # max_time
+            self.attention.capture(trainer, pl_module, is_last=True)  # max_time
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.training_log.close()
         if self.attention and isinstance(exception, SystemExit | DivergedError):
-            self.attention.after_early_end(trainer, pl_module)
+            self.attention.capture(trainer, pl_module, is_last=True)
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_loss": self.checkpoints.best_loss}
