@@ -210,10 +210,9 @@ def _read_split(folder: Path, split: str, tokenizer: Tokenizer) -> Split:
             raise UserError(f"{path} seems to have ids of uint32; expected uint16 in a file without a header")
         for start in range(0, len(tokens), _CHUNK_TOKENS):
             chunk = tokens[start : start + _CHUNK_TOKENS]
-            if (largest := chunk.max()) >= tokenizer.vocab_size:
-                size = tokenizer.vocab_size
+            if (largest := chunk.max()) >= len(lengths):
                 raise UserError(
-                    f"{path} has id {largest}; expected ids below {size}. Give the tokenizer that encoded it"
+                    f"{path} has id {largest}; expected ids below {len(lengths)}. Give the tokenizer that encoded it"
                 )
             documents += int((chunk == tokenizer.eot_id).sum())
             utf8_bytes += int(lengths[chunk].sum())
