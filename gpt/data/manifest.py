@@ -110,9 +110,9 @@ class SplitTokens:
             shard_start = int(self._ends[shard]) - len(arrays[shard])
             part = arrays[shard][start - shard_start : stop - shard_start]
             if (largest := part.max()) >= self.vocab_size:
-                path = self._paths[shard]
                 raise UserError(
-                    f"{path} has id {largest}; expected ids below {self.vocab_size}. Prepare the data again"
+                    f"id {largest} in {self._paths[shard]} is outside the vocabulary of {self.vocab_size}; "
+                    "check the files with prepare_data.py --verify"
                 )
             parts.append(part)
             start, shard = start + len(part), shard + 1
