@@ -73,7 +73,7 @@ def test_reading_an_id_outside_the_vocabulary_raises(folder: Path) -> None:
     write_shard(path, tokens)
     split = SplitTokens(folder, Manifest.load(folder), "train")
     assert len(split.read(0, 107)) == 107
-    with pytest.raises(ValueError, match=r"train_000001\.bin has id 257; expected ids below 257"):
+    with pytest.raises(ValueError, match=r"257.*train_000001\.bin"):
         split.read(0, 108)
 
 

@@ -110,9 +110,9 @@ class SplitTokens:
             shard_start = int(self._ends[shard]) - len(arrays[shard])
             part = arrays[shard][start - shard_start : stop - shard_start]
             if (largest := part.max()) >= self.vocab_size:
-                path = self._paths[shard]
                 raise UserError(
-                    f"{path} has id {largest}; expected ids below {self.vocab_size}. Prepare the data again"
+                    f"id {largest} in {self._paths[shard]} is outside the vocabulary of {self.vocab_size}; "
+                    "check the files with prepare_data.py --verify"
                 )
             parts.append(part)
             start, shard = start + len(part), shard + 1
@@ -210,10 +210,9 @@ def _read_split(folder: Path, split: str, tokenizer: Tokenizer) -> Split:
             raise UserError(f"{path} seems to have ids of uint32; expected uint16 in a file without a header")
         for start in range(0, len(tokens), _CHUNK_TOKENS):
             chunk = tokens[start : start + _CHUNK_TOKENS]
-            if (largest := chunk.max()) >= tokenizer.vocab_size:
-                size = tokenizer.vocab_size
+            if (largest := chunk.max()) >= len(lengths):
                 raise UserError(
-                    f"{path} has id {largest}; expected ids below {size}. Give the tokenizer that encoded it"
+                    f"{path} has id {largest}; expected ids below {len(lengths)}. Give the tokenizer that encoded it"
                 )
             documents += int((chunk == tokenizer.eot_id).sum())
             utf8_bytes += int(lengths[chunk].sum())

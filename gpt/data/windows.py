@@ -24,7 +24,6 @@ IGNORED = -100  # a target without loss (PyTorch's ignore_index)
 
 # Lightning skips a batch when it resumes a loader without a length, so there is one that is never reached.
 _ENDLESS = 2**48
-_FEISTEL_ROUNDS = 6
 
 
 class Window(TypedDict):
@@ -73,8 +72,10 @@ class TokenWindows(Dataset[Window]):
         T, start = self.context_length, index * self.stride
         n = min(T, len(self.tokens) - 1 - start)  # inputs, of which the last num_targets are new
         tokens = torch.from_numpy(self.tokens.read(start, start + n + 1))
-        inputs, targets = pad(tokens[:-1], (0, T - n)), pad(tokens[1:], (0, T - n), value=IGNORED)
-        targets[: n - self.num_targets(index)] = IGNORED
+        inputs, targets, num_targets = tokens[:-1], tokens[1:], self.num_targets(index)
+        if num_targets < T:
+            inputs, targets = pad(inputs, (0, T - n)), pad(targets, (0, T - n), value=IGNORED)
+            targets[: n - num_targets] = IGNORED
         return {"inputs": inputs, "targets": targets}
 
 
@@ -164,7 +165,7 @@ def epoch_permutation(positions: NDArray[np.int64], size: int, seed: int, epoch:
     """
     half_bits = max(1, -(-(size - 1).bit_length() // 2))
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
-    keys = np.random.SeedSequence([seed, epoch]).generate_state(_FEISTEL_ROUNDS, np.uint64).astype(np.uint64)
+    keys = np.random.SeedSequence([seed, epoch]).generate_state(6, np.uint64)  # one per round
     values = positions.astype(np.uint64)
     outside = np.ones(len(values), dtype=bool)
     while outside.any():
