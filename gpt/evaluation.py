@@ -1,8 +1,4 @@
-"""Loss, perplexity and bits per byte over a whole split, every token weighted equally.
-
-Validation in training and ``scripts/evaluate.py`` share ``LossTotals``, so their figures agree (in bf16 training to a
-few parts in a thousand, since evaluation computes in float32).
-"""
+"""Loss, perplexity and bits per byte over a whole split, every token weighted equally, in validation and evaluation."""
 
 import math
 from collections.abc import Iterable
@@ -40,10 +36,7 @@ class Evaluation:
 
 
 class LossTotals:
-    """Sums losses and target counts over batches; they stay on the device until ``totals``, so no batch waits.
-
-    With the end-of-text id, the document mask is applied.
-    """
+    """Sums of losses and targets, on the device, so that no batch waits; ``eot_id`` applies the document mask."""
 
     def __init__(self, eot_id: int | None = None) -> None:
         self._eot_id = eot_id

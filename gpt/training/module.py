@@ -1,7 +1,4 @@
-"""The Lightning module: the loss of a micro-batch, clipping, validation, and what a checkpoint holds.
-
-``gpt.training.step`` has a whole optimizer step in order.
-"""
+"""The Lightning module; ``gpt.training.step`` has an optimizer step in order."""
 
 import platform
 import subprocess

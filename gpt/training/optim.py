@@ -1,8 +1,4 @@
-"""Optimizers, and the learning rate as a function of the step.
-
-AdamW decays matrices only. Muon replaces it for the matrices inside the blocks, where it learns more per step;
-embeddings, biases and norms stay with AdamW.
-"""
+"""AdamW, Muon for the matrices of the blocks, and the learning rate as a function of the step."""
 
 import math
 from collections.abc import Callable

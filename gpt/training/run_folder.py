@@ -38,10 +38,7 @@ _STARTED_WITH = "# started with the flags "  # first line of a run's config.yaml
 
 
 def new_run_dir(config: RunConfig, default_name: str) -> Path:
-    """The folder of a new run: ``run_name``, which must not exist, or the first free default name.
-
-    The first process chooses; those that it starts read its choice from an environment variable.
-    """
+    """The folder of a new run: ``run_name``, or the first free default name, which the first process chooses."""
     parent = Path(config.checkpoints_dir)
     if not is_first_process():
         if config.run_name is None and _RUN_DIR_VARIABLE not in os.environ:
