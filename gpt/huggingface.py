@@ -59,8 +59,8 @@ def weight_names(num_layers: int) -> dict[str, str]:
     for kind in ("weight", "bias"):
         names[f"transformer.final_norm.{kind}"] = f"ln_f.{kind}"
         for layer in range(num_layers):
-            for ours, theirs in _IN_BLOCK.items():
-                names[f"transformer.blocks.{layer}.{ours}.{kind}"] = f"h.{layer}.{theirs}.{kind}"
+            for module, hf_module in _IN_BLOCK.items():
+                names[f"transformer.blocks.{layer}.{module}.{kind}"] = f"h.{layer}.{hf_module}.{kind}"
     return names
 
 
@@ -72,22 +72,24 @@ def is_conv1d_weight(name: str) -> bool:
 def to_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Our weights under Hugging Face's names, contiguous; missing qkv biases become zeros."""
     converted = {}
-    for ours, theirs in weight_names(config.num_layers).items():
-        tensor = weights[ours] if ours in weights else torch.zeros(3 * config.d_model)
-        converted[_PREFIX + theirs] = (tensor.T if is_conv1d_weight(theirs) else tensor).contiguous()
+    for name, hf_name in weight_names(config.num_layers).items():
+        tensor = weights[name] if name in weights else torch.zeros(3 * config.d_model)
+        converted[_PREFIX + hf_name] = (tensor.T if is_conv1d_weight(hf_name) else tensor).contiguous()
     return converted
 
 
 def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Hugging Face's weights under our names, in float32; ``load_state_dict`` checks that they are complete."""
-    ours = {theirs: name for name, theirs in weight_names(config.num_layers).items()}
+    names = {hf_name: name for name, hf_name in weight_names(config.num_layers).items()}
     converted = {}
-    for name, tensor in ((name.removeprefix(_PREFIX), tensor) for name, tensor in weights.items()):
-        if name.endswith((".attn.bias", ".attn.masked_bias")):  # masks, which older versions saved
+    for hf_name, tensor in ((name.removeprefix(_PREFIX), tensor) for name, tensor in weights.items()):
+        if hf_name.endswith((".attn.bias", ".attn.masked_bias")):  # masks, which older versions saved
             continue
-        converted[ours.get(name, name)] = (tensor.T if is_conv1d_weight(name) else tensor).float().contiguous()
+        converted[names.get(hf_name, hf_name)] = (
+            (tensor.T if is_conv1d_weight(hf_name) else tensor).float().contiguous()
+        )
     head = converted.pop("lm_head.weight", None)
-    if head is not None and not torch.equal(head, converted["transformer.token_embedding.weight"]):
+    if head is not None and not torch.equal(head, converted.get("transformer.token_embedding.weight", head)):
         raise UserError("lm_head.weight differs from wte.weight; an untied LM head is not supported")
     return converted
 
@@ -103,7 +105,7 @@ def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
     width = 4 * content["n_embd"]
     if "model_type" not in content or content.get("n_inner") not in (None, width):
         raise UserError(f"model_type must be 'gpt2', and n_inner null or 4 * n_embd ({width})")
-    sizes = {ours: content[theirs] for ours, theirs in _SIZES.items()}
+    sizes = {field: content[key] for field, key in _SIZES.items()}
     return GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1), qkv_bias=True)
 
 
@@ -191,7 +193,7 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
         CONFIG: {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
-            **{theirs: getattr(config, ours) for ours, theirs in _SIZES.items()},
+            **{key: getattr(config, field) for field, key in _SIZES.items()},
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
             **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), config.dropout),

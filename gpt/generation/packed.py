@@ -105,8 +105,8 @@ class Int8Linear:
 class PackedTransformer(nn.Module):
     """``Transformer`` over packed layers, written out flat.
 
-    Between two weight matrices a module's call costs ten times as much as elsewhere, since the weights have pushed the
-    interpreter out of the caches: all calls together are a third of a token's time (docs/experiments.md).
+    Between two weight matrices a module's call costs several times as much as elsewhere, since the weights have pushed
+    the interpreter out of the caches: the flat form saves 1.7 of 29 ms a token (docs/experiments.md).
     """
 
     def __init__(self, transformer: Transformer, pack: Callable[..., _Linear]) -> None:
