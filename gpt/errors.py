@@ -2,9 +2,6 @@
 
 
 class UserError(ValueError):
-    """A mistake of the user's: what is wrong and what to do, which scripts print as one line.
-
-    Any other ValueError is a bug and keeps its traceback.
-    """
+    """A user's mistake: scripts print it as one line. Any other ValueError is a bug and keeps its traceback."""
 
     exit_status = 2

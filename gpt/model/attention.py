@@ -14,9 +14,9 @@ from gpt.model.masks import compiled
 class MultiHeadAttention(nn.Module):
     """Causal self-attention with all heads in one projection and one fused kernel.
 
-    Under ``torch.manual_seed(123)``, ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` gives the notes' table: the rows
-    of ``qkv`` are drawn in the order query, key, value, with the same bound as three separate layers.
-    ``gpt.model.attention_primer`` derives the module step by step.
+    The last step of the attention notes that docs/primer.md follows: under ``torch.manual_seed(123)``,
+    ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` gives their table, since the rows of ``qkv`` are drawn in the
+    order query, key, value, with the same uniform bound as three separate layers.
 
     Args:
         d_in: width of the input.
@@ -42,7 +42,7 @@ class MultiHeadAttention(nn.Module):
     def split_qkv(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split the output of ``qkv``, (B, T, 3 d_out), into queries, keys and values, (B, H, T, D) each."""
         B, T, _ = qkv.shape
-        queries, keys, values = qkv.view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        queries, keys, values = qkv.view(B, T, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)  # (3, B, H, T, D)
         return queries, keys, values
 
     def forward(
@@ -52,7 +52,7 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: T at most ``context_length``, else ValueError.
-            mask: from ``document_mask`` or ``KVCache.mask``; None is the causal mask.
+            mask: true where a query may attend, from ``document_mask`` or ``KVCache.mask``; None is the causal mask.
             cache: keys and values of the tokens before x; those of x are appended.
             layer: index of this layer in the cache.
         """
@@ -66,6 +66,9 @@ class MultiHeadAttention(nn.Module):
             context = compiled(flex_attention)(queries, keys, values, block_mask=mask)  # (B, H, T, D)
         else:
             dropout = self.dropout if self.training else 0.0  # the function does not know train() and eval()
-            is_causal = mask is None and keys.shape[2] == T  # one query over a cache attends to all keys
+            is_causal = (
+                mask is None and keys.shape[2] == T
+            )  # without a mask, one query over a cache attends to all keys
+            # dropout(softmax(queries @ keys.mT / sqrt(D), masked)) @ values, without storing the (T, S) weights.
             context = F.scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)  # (B, H, T, D)
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)

@@ -10,7 +10,7 @@ from gpt.model.config import GPTConfig
 
 
 class KVCache:
-    """Preallocated KV cache with a length per sequence; an argument of the model's call, never module state.
+    """Preallocated KV cache with a length per sequence; an argument of ``Transformer``'s call, never module state.
 
     ``max_length``, the most tokens of a sequence, is at most the context length, which is the default.
     """
@@ -31,7 +31,7 @@ class KVCache:
         self.lengths = [0] * batch_size
 
     def sequence(self, index: int) -> "KVCache":
-        """An empty cache for one sequence that shares this cache's memory."""
+        """An empty cache for one sequence in this cache's memory, to prefill it again; the caller sets its length."""
         part = object.__new__(KVCache)
         part.keys, part.values = self.keys[:, index : index + 1], self.values[:, index : index + 1]
         part.lengths = [0]
@@ -40,7 +40,7 @@ class KVCache:
     def compact(self, indices: list[int]) -> None:
         """Keep only these sequences, in increasing order, compacting the cache in place."""
         for target, source in enumerate(indices):
-            if target != source:  # each moves forward, so none is overwritten before it has moved
+            if target != source:  # targets are in front of sources, so none is overwritten before it has moved
                 used = slice(self.lengths[source])
                 for stored in (self.keys, self.values):
                     stored[:, target, :, used] = stored[:, source, :, used]
@@ -53,19 +53,16 @@ class KVCache:
         return start[:, None] + torch.arange(T, device=self.keys.device)
 
     def mask(self, T: int) -> Tensor | None:
-        """Attention mask for T new tokens: (B, 1, T, S), bool; None where the causal mask or no mask is enough."""
+        """Mask for T new tokens: (B, 1, T, S), bool; None if the cache is empty, or for one token and equal lengths."""
         end = max(self.lengths) + T
         assert end <= self.keys.shape[3], f"{end} tokens do not fit into a cache of {self.keys.shape[3]}"
         if len(set(self.lengths)) == 1 and (T == 1 or self.lengths[0] == 0):
             return None
-        keys = torch.arange(end, device=self.keys.device)
-        return (keys <= self.positions(T)[:, :, None])[:, None]
+        key_positions = torch.arange(end, device=self.keys.device)
+        return (key_positions <= self.positions(T)[:, :, None])[:, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values of new tokens, (B, H, T, D) each; return all of the layer, (B, H, S, D) each.
-
-        What lies beyond a sequence's length must be masked.
-        """
+        """Store keys and values of new tokens, (B, H, T, D), behind ``lengths``; return the layer's, (B, H, S, D)."""
         T, shortest, longest = keys.shape[2], min(self.lengths), max(self.lengths)
         all_keys, all_values = self.keys[layer, :, :, : longest + T], self.values[layer, :, :, : longest + T]
         if shortest == longest:
@@ -78,5 +75,5 @@ class KVCache:
         return all_keys, all_values
 
     def advance(self, counts: list[int]) -> None:
-        """Count new tokens of each sequence as read; padding is not counted."""
+        """Count new tokens of each sequence, without padding, after all layers have appended them."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]

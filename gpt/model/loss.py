@@ -1,8 +1,8 @@
 """Next-token cross-entropy from hidden states, in chunks, so that the logits of a batch are never all in memory.
 
 The logits of GPT-2 small at batch 4, T 1024 take 0.8 GB in float32, and autograd saves several copies. So LM head, loss
-and gradient are computed together for a chunk of tokens. A CPU works in place, on chunks that fit its caches; a GPU
-takes large chunks of one size, pads the LM head to a multiple of 64 ids, and compiles all but the matrix products.
+and gradient are computed together for a chunk of tokens; the backward pass only scales the gradient, since the loss is
+a scalar. A CPU works in place; a GPU takes large chunks of one size, and pads the LM head to a multiple of 64 ids.
 
 Shape letters: N tokens (batch and time flattened), n tokens of a chunk, E d_model, V vocab_size.
 """
@@ -16,11 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Most logits held at once: 32 MiB of float32; on CUDA 256 MiB of bfloat16, and a quarter if not compiled, since there
-# are then several copies in float32.
+# Most logits held at once: 32 MiB of float32; on CUDA 256 MiB of bfloat16, and a quarter of that if training is not
+# compiled, since there are then several copies in float32.
 CPU_CHUNK_LOGITS = 2**23
 CUDA_CHUNK_LOGITS = 2**27
-_PAD_MULTIPLE = 64  # tensor cores are fastest on rows of whole 128 bytes
+_PAD_MULTIPLE = 64  # a GPU's tensor cores are fastest on multiples of 128 bytes
 
 
 def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, compiled: bool = False) -> Tensor:
@@ -47,7 +47,7 @@ def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, com
 
 @torch.no_grad()
 def eval_loss(lm_head: Callable[[Tensor], Tensor], vocab_size: int, hidden: Tensor, targets: Tensor) -> Tensor:
-    """The same loss without gradients, for any LM head: a function from (n, E) to new logits, (n, V)."""
+    """The same loss without gradients, for any LM head: a function from (n, E) to new logits, which are overwritten."""
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     total = hidden.new_zeros((), dtype=torch.float32)
     for chunk in _equal_chunks(len(targets), max_chunk_logits(hidden.device) // vocab_size):
@@ -92,8 +92,8 @@ def _cpu_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple
     def chunk_loss(hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> Tensor:
         loss, log_probs = _loss_and_log_probs(hidden @ weight.T, targets)
         # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
-        counts = (targets >= 0)[:, None].to(log_probs.dtype)
-        grad_logits = log_probs.exp_().mul_(counts).scatter_add_(1, targets.clamp(min=0)[:, None], -counts)
+        is_counted = (targets >= 0)[:, None].to(log_probs.dtype)
+        grad_logits = log_probs.exp_().mul_(is_counted).scatter_add_(1, targets.clamp(min=0)[:, None], -is_counted)
         grad_hidden.copy_(grad_logits @ weight)
         if is_mixed:
             grad_weight += grad_logits.T @ hidden
@@ -117,21 +117,19 @@ def _cuda_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tupl
             grad_weight += grad_padded[:V]
         return loss
 
-    # A power of two: aligned, and the same for nearly all chunks, so that one shape is compiled.
+    # A power of two for alignment; all chunks but the last have one size, so that one shape is compiled.
     n = 2 ** int(math.log2(max(1, CUDA_CHUNK_LOGITS // len(padded) // (1 if compiled else 4))))
     return chunk_loss, [slice(start, start + n) for start in range(0, N, n)]
 
 
-def _loss_and_gradients(
-    hidden: Tensor, padded: Tensor, targets: Tensor, vocab_size: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _loss_and_gradients(hidden: Tensor, padded: Tensor, targets: Tensor, V: int) -> tuple[Tensor, Tensor, Tensor]:
     """A chunk's summed loss in float32, and its gradients with respect to hidden, (n, E), and the padded LM head."""
     logits = (hidden @ padded.T).float()
     columns = torch.arange(len(padded), device=hidden.device)
-    log_probs = logits.masked_fill(columns >= vocab_size, -torch.inf).log_softmax(dim=-1)
-    is_target, counts = columns == targets[:, None], (targets >= 0)[:, None]
+    log_probs = logits.masked_fill(columns >= V, -torch.inf).log_softmax(dim=-1)
+    is_target, is_counted = columns == targets[:, None], (targets >= 0)[:, None]
     loss = -torch.where(is_target, log_probs, 0.0).sum()  # an ignored target equals no column
-    grad_logits = ((log_probs.exp() - is_target.float()) * counts).to(hidden.dtype)
+    grad_logits = ((log_probs.exp() - is_target.float()) * is_counted).to(hidden.dtype)
     return loss, grad_logits @ padded, grad_logits.T @ hidden
 
 
@@ -141,8 +139,9 @@ def _compiled_loss_and_gradients() -> Any:
 
 
 def _equal_chunks(N: int, largest: int) -> list[slice]:
-    """Slices of about equal size: a small last chunk would take nearly as long as a whole one."""
-    size = max(1, math.ceil(N / max(1, math.ceil(N / max(1, largest)))))
+    """Slices of about equal size: each reads the whole LM head, so a small one takes nearly as long."""
+    count = max(1, math.ceil(N / max(1, largest)))
+    size = max(1, math.ceil(N / count))
     return [slice(start, start + size) for start in range(0, N, size)]
 
 

@@ -1,4 +1,4 @@
-"""Block-diagonal causal mask for packed documents: attention stays inside a document, positions restart in each.
+"""Block-diagonal causal mask for packed documents (joined in one window): attention and positions stay inside each.
 
 Off by default, as GPT-2 was trained; Llama 3 (2024, section 3.2) masks this way.
 Shape letters: B batch, T length.
@@ -51,5 +51,5 @@ def block_mask(documents: Tensor, create: Any = create_block_mask) -> BlockMask:
 
 @cache
 def compiled(function: Any) -> Any:
-    """Compile a function of FlexAttention, which is fused only then."""
+    """Compile a function of FlexAttention: only the compiled one is a fused kernel."""
     return torch.compile(function, dynamic=False)

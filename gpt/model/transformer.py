@@ -1,7 +1,7 @@
 """GPT-2: token and position embeddings, pre-norm transformer blocks, an LM head tied to the token embedding.
 
 Shape letters: B batch, T length, E d_model, V vocab_size, L layers.
-Source: Radford et al. 2019 (GPT-2), section 2.3; initialisation as in OpenAI's release.
+Source: Radford et al. 2019 (GPT-2), section 2.3, also for the scale of the residual projections at initialisation.
 """
 
 import torch
@@ -32,7 +32,10 @@ class MLP(nn.Module):
 
 
 class TransformerBlock(nn.Module):
-    """Attention, then MLP, each on a layer norm of the residual stream and added back to it."""
+    """Attention, then MLP, each on a layer norm of the residual stream and added back to it.
+
+    Training on a CPU computes the same in less memory: ``gpt.training.cpu_memory.LeanBlock``.
+    """
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
@@ -57,8 +60,7 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """The model without its LM head: token ids to hidden states.
 
-    Training calls it by itself: the loss takes hidden states (``gpt.model.loss``), and ``module.compile()`` acts on a
-    module's call.
+    Training calls it by itself, since the loss takes hidden states (``gpt.model.loss``); it is also what is compiled.
     """
 
     def __init__(self, config: GPTConfig) -> None:
@@ -96,8 +98,8 @@ class Transformer(nn.Module):
 class GPT(nn.Module):
     """GPT-2: the transformer and an LM head that shares the token embedding's weight.
 
-    At initialisation the loss is ``ln(vocab_size) + d_model * 0.02**2 / 2`` nats, 10.98 for GPT-2 small: the
-    final norm gives the hidden state a norm of sqrt(d_model), so the logits have a variance of d_model * 0.02².
+    At initialisation the loss is ``ln(vocab_size) + d_model * 0.02**2 / 2`` nats, 10.98 for GPT-2 small: hidden states
+    have norm sqrt(d_model), so logits are normal with variance d_model * 0.02², and ln(mean(exp(logit))) is half of it.
     """
 
     def __init__(self, config: GPTConfig) -> None:

@@ -23,15 +23,16 @@ from gpt.training.config import RunConfig
 
 log = logging.getLogger(__name__)
 
-_MAX_TIME = 1  # as a reason to stop, next to the signal numbers (SIGINT is 2, SIGTERM 15)
-_SAME_REQUEST_SECONDS = 0.5  # `timeout -s INT` signals the process and then its group
+_MAX_TIME = 1  # reasons to stop are integers, so that ranks agree by their maximum; SIGINT is 2, SIGTERM 15
+_SAME_REQUEST_SECONDS = 0.5  # `timeout -s INT` signals the process and then its group: two signals, one request
 
 
 class RunCheckpoints:
     """Saves ``last.ckpt`` at intervals and after each validation, and the best validated weights as ``best.ckpt``.
 
     The last step of a run is always validated and saved. A save waits for a validation that is due at the same step, so
-    that no checkpoint lies between a step and its validation. ``keep_last`` saves are also kept by step.
+    that no checkpoint lies between a step and its validation. The latest ``keep_last`` saves
+    are kept as step_*.ckpt.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
@@ -49,12 +50,12 @@ class RunCheckpoints:
             self.save(trainer)
 
     def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:
-        """Save, and link the file as ``best.ckpt`` if the loss is the lowest so far."""
-        if not evaluation.loss_nats < self.best_loss:
+        """Save ``last.ckpt``; if the loss is the lowest so far, save ``best.ckpt`` and link it as ``last.ckpt``."""
+        if not evaluation.loss_nats < self.best_loss:  # also if it is NaN
             self.save(trainer)
             return
         self.best_loss = evaluation.loss_nats
-        # best.ckpt first: after a kill between the two, a resume repeats this validation.
+        # best.ckpt first: a kill between the two leaves the older last.ckpt, and a resume repeats this validation.
         self.save(trainer, self.folder / BEST)
         if trainer.is_global_zero:
             _link(self.folder / BEST, self.last)
@@ -63,7 +64,7 @@ class RunCheckpoints:
         """Save ``last.ckpt``, or another path; every process must call it."""
         path = path or self.last
         if trainer.logger is not None and trainer.is_global_zero:
-            trainer.logger.experiment.flush()  # type: ignore[attr-defined]  # a resume writes events after this step only
+            trainer.logger.experiment.flush()  # type: ignore[attr-defined]  # a resume cannot restore events of earlier steps
         trainer.save_checkpoint(path)
         if self.keep_last and trainer.is_global_zero:
             _link(path, self.folder / f"step_{trainer.global_step:08d}.ckpt")
@@ -98,7 +99,7 @@ class Interruption:
     def take_sigterm(self, trainer: L.Trainer) -> None:
         """Replace the SIGTERM handler that Lightning sets in ``fit``, which ends the run without saving."""
         signal.signal(signal.SIGTERM, self._handle)
-        trainer._signal_connector.received_sigterm = False  # it calls the handler that it replaced, which is this one
+        trainer._signal_connector.received_sigterm = False  # of an earlier SIGTERM, which ``_handle`` has seen as well
 
     def after_step(self, trainer: L.Trainer, config: RunConfig) -> None:
         """Save and exit if there is a reason and no validation is due."""

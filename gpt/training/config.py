@@ -79,7 +79,7 @@ class TrainerConfig:
     accelerator: Literal["auto", "cpu", "gpu", "cuda", "mps"] = "auto"
     """``auto`` is CUDA, else MPS, else CPU."""
     devices: int = 1
-    """Processes on this machine, one per device."""
+    """Processes on each machine, one per device."""
     num_nodes: int = 1
     """Number of machines."""
     strategy: Literal["auto", "ddp"] = "auto"
@@ -111,7 +111,7 @@ class CheckpointConfig:
     every_steps: int = 250
     """Steps between saves of last.ckpt."""
     keep_last: int = 0
-    """Number of earlier saves to keep, as step_00000250.ckpt and so on."""
+    """Number of saves to keep as step_00000250.ckpt and so on, the latest included."""
 
 
 @dataclass(frozen=True)

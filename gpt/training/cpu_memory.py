@@ -1,7 +1,6 @@
-"""What makes a training step on a CPU lean: on a CPU fresh memory costs as much as the arithmetic on it.
+"""Training steps on a CPU in less memory and time: there fresh memory costs as much as the arithmetic on it.
 
-``reduce_cpu_memory`` is the entry point. Losses and gradients change by rounding only (tests/test_cpu_memory.py);
-docs/experiments.md has what each part saves.
+``reduce_cpu_memory`` is the entry point; losses and gradients change by rounding only (tests/test_cpu_memory.py).
 
 Shape letters: B batch, T length, E d_model.
 """
@@ -14,12 +13,10 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import BlockMask
 
-from gpt.model.kv_cache import KVCache
 from gpt.model.transformer import GPT, TransformerBlock
 
-# tanh GELU is 0.5 x (1 + tanh(u)); 0.5 (1 + tanh(u)) is sigmoid(2u), and 2u = x (A + B x²).
+# tanh GELU is 0.5 x (1 + tanh(u)) = x sigmoid(2u) with u = sqrt(2 / pi) (x + 0.044715 x³), so 2u = x (A + B x²).
 _A = 2 * math.sqrt(2 / math.pi)
 _B = 0.044715 * _A
 _CHUNK_ACTIVATIONS = 3 * 2**19  # 6 MiB of float32: 512 tokens of GPT-2 small
@@ -31,7 +28,7 @@ def reduce_cpu_memory(model: GPT, optimizer: torch.optim.Optimizer) -> None:
     """Make the training steps of a model on a CPU lean; call it once, before the first step."""
     disable_malloc_trim()
     for block in model.transformer.blocks:
-        block.__class__ = LeanBlock  # same modules and weights, another forward
+        block.__class__ = LeanBlock  # another forward pass; modules, weights and state_dict keys stay the same
     _allocate_adamw_state(optimizer)
 
 
@@ -48,9 +45,9 @@ def disable_malloc_trim() -> bool:
 
 
 def _allocate_adamw_state(optimizer: torch.optim.Optimizer) -> None:
-    """Allocate AdamW's averages before the first step: below its activations on the heap.
+    """Allocate AdamW's averages before the first step rather than at its end.
 
-    In the holes that the first step's activations leave, they would fragment every later step: a twentieth of the peak.
+    There they would lie between freed activations and fragment the memory of later steps: a twentieth of the peak.
     """
     for group in optimizer.param_groups:
         for parameter in group["params"] if "momentum" not in group else ():  # Muon has no such state
@@ -64,15 +61,13 @@ def _allocate_adamw_state(optimizer: torch.optim.Optimizer) -> None:
 class LeanBlock(TransformerBlock):
     """A transformer block that adds residuals in place and recomputes the MLP's activation in the backward pass."""
 
-    def forward(
-        self, x: Tensor, mask: Tensor | BlockMask | None = None, cache: KVCache | None = None, layer: int = 0
-    ) -> Tensor:
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """(B, T, E) to (B, T, E), equal to ``TransformerBlock``; only eager float32 training takes the lean form."""
         is_eager_fp32 = x.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
         if not torch.is_grad_enabled() or not is_eager_fp32 or torch.compiler.is_compiling():
-            return super().forward(x, mask, cache, layer)
+            return super().forward(x, *args, **kwargs)
         # The sum is written into the branch's memory, which nothing else needs.
-        x = self.dropout(self.attention(self.attention_norm(x), mask, cache, layer)).add_(x)
+        x = self.dropout(self.attention(self.attention_norm(x), *args, **kwargs)).add_(x)
         fc_in, fc_out = self.mlp.fc_in, self.mlp.fc_out
         branch: Tensor = _RecomputedMLP.apply(  # type: ignore[no-untyped-call]
             self.mlp_norm(x), fc_in.weight, fc_in.bias, fc_out.weight, fc_out.bias
@@ -83,8 +78,8 @@ class LeanBlock(TransformerBlock):
 class _RecomputedMLP(torch.autograd.Function):
     """MLP that saves its input and the expanded vectors only, and recomputes the activation in the backward pass.
 
-    Autograd would save three times as much. It works on a chunk of tokens at a time, so that no other tensor of width
-    4E exists for all of them, and in place where possible.
+    It saves 5E values per token, where autograd saves 9E. It works on a chunk of tokens at a time, so that no other
+    tensor of width 4E exists for all of them, and in place where possible.
     """
 
     @staticmethod
@@ -107,7 +102,7 @@ class _RecomputedMLP(torch.autograd.Function):
             # d/dh h sigmoid(2u) = gate (1 + s (1 - gate)), with s = h d(2u)/dh = h (A + 3 B h²)
             slope = torch.mul(h, h).mul_(3 * _B).add_(_A).mul_(h)
             slope.addcmul_(slope, gate, value=-1).add_(1).mul_(gate)
-            activation = gate.mul_(h)
+            activation = gate.mul_(h)  # its memory is reused for the gradient with respect to it
             grad_w2.addmm_(grad_chunk.T, activation)
             grad_h = slope.mul_(torch.mm(grad_chunk, w2, out=activation))
             torch.mm(grad_h, w1, out=grad_x_chunk)

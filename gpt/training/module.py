@@ -37,10 +37,10 @@ class GPTModule(L.LightningModule):
         self.manifest = manifest
         shape = {**asdict(config.model), "vocab_size": manifest.vocab_size}
         plain_values = {"model": shape, "tokenizer": manifest.tokenizer, "document_mask": config.data.document_mask}
-        self.save_hyperparameters(plain_values, logger=False)  # a safe load would refuse dataclasses and paths
+        self.save_hyperparameters(plain_values, logger=False)  # torch.load(weights_only=True) refuses other types
         self.model = GPT(GPTConfig(**shape))
         self.is_loss_compiled = False
-        # Of the current optimizer step; on the device, so that no step waits for the host to read them.
+        # Of the current optimizer step. They stay on the GPU: reading them would make the CPU wait for it.
         self.train_loss = torch.zeros(())
         self.gradient_norm = torch.zeros(())
         # Of the whole run: the number of skipped steps, and the first of them.
@@ -57,7 +57,7 @@ class GPTModule(L.LightningModule):
         return (batch["number"] + 1) % self.config.accumulation == 0
 
     def is_log_due(self) -> bool:
-        """Whether the step just completed is logged: only then does the host wait for the device."""
+        """Whether the step just completed is logged: with one process, only then does the CPU wait for the GPU."""
         options = self.config.trainer
         return self.global_step in (1, options.max_steps) or self.global_step % options.log_every_n_steps == 0
 
@@ -66,7 +66,7 @@ class GPTModule(L.LightningModule):
         optim, max_steps = self.config.optim, self.config.trainer.max_steps
         optimizer = build_optimizer(self.model, optim)
         if self.device.type == "cpu":
-            reduce_cpu_memory(self.model, optimizer)
+            reduce_cpu_memory(self.model, optimizer)  # also replaces the forward pass of the blocks
         factor = partial(learning_rate_factor, config=optim, max_steps=max_steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -102,8 +102,8 @@ class GPTModule(L.LightningModule):
         """Clip the gradient norm, and skip the step if it is not finite."""
         max_norm = self.config.trainer.gradient_clip_val or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, foreach=True)
-        # Fused optimizers read found_inf on the device and then change nothing, so the host does not wait. All ranks
-        # have the norm of the averaged gradient, which a loss that is not finite makes not finite.
+        # Where found_inf is 1, a fused optimizer leaves weights and state as they are; the CPU need not wait to know.
+        # The norm is of the gradient averaged over ranks, so a loss that is not finite on one rank skips on all.
         is_skipped = (~self.gradient_norm.isfinite()).float()
         optimizer.found_inf = is_skipped  # type: ignore[attr-defined]
         is_first = is_skipped * (self.skipped_steps == 0)
@@ -116,6 +116,7 @@ class GPTModule(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Compute loss, perplexity and bits per byte of the whole split, over all ranks."""
+        # NCCL reduces on the GPU only, and MPS has no float64.
         totals = self._val_totals.totals().to(self.device if self.trainer.world_size > 1 else "cpu")
         self._val_totals = LossTotals(self._mask_eot_id)
         nats, tokens = self.trainer.strategy.reduce(totals, reduce_op="sum").tolist()
@@ -141,7 +142,7 @@ class GPTModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the counters; convert Lightning's micro-batch count, if the accumulation has changed."""
+        """Restore the counters; recount Lightning's micro-batches, from which it knows when a step is complete."""
         self.skipped_steps, self.first_skipped_step = torch.tensor(checkpoint["skipped_steps"]).float()
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
         surplus = progress["total"]["ready"] - checkpoint["global_step"] * self.config.accumulation
@@ -150,8 +151,8 @@ class GPTModule(L.LightningModule):
                 counts[name] -= surplus
 
     def _seed_dropout(self, number: int) -> None:
-        # A micro-batch's dropout masks depend on its number alone: not on sampling or validation before it, and not on
-        # a resume. (torch.manual_seed would cost 0.3 ms.)
+        # Dropout masks depend on seed, micro-batch number and rank only: not on sampling or validation in between, and
+        # not on a resume. (torch.manual_seed would cost 0.3 ms.)
         seed = _mixed_seed(self.config.seed, number, self.trainer.global_rank)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
@@ -161,7 +162,7 @@ class GPTModule(L.LightningModule):
 
 
 def _mixed_seed(seed: int, number: int, rank: int) -> int:
-    """Hash to 63 bits; a CPU generator uses the lower 32."""
+    """Hash to 63 bits (as SplitMix64), so that neighbours get unrelated seeds; a CPU generator uses the lower 32."""
     for part in (number, rank):
         seed = (seed * 0x9E3779B97F4A7C15 + part + 1) % 2**64
         seed = (seed ^ seed >> 30) * 0xBF58476D1CE4E5B9 % 2**64

@@ -12,34 +12,34 @@ from gpt.training.config import OptimConfig
 
 def build_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.Optimizer:
     """The configured optimizer; weight decay acts on parameters with two or more dimensions."""
-    hidden, matrices, vectors = [], [], []
+    block_matrices, matrices, vectors = [], [], []
     for name, parameter in model.named_parameters():
         if parameter.ndim < 2:
             vectors.append(parameter)
         elif config.name == "muon" and ".blocks." in name:
-            hidden.append(parameter)
+            block_matrices.append(parameter)
         else:
             matrices.append(parameter)
     groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     if config.name == "muon":
-        return MuonWithAdamW(hidden, groups, config)
+        return MuonWithAdamW(block_matrices, groups, config)
     return torch.optim.AdamW(groups, lr=config.learning_rate, betas=config.betas, fused=True)
 
 
 class MuonWithAdamW(torch.optim.AdamW):
-    """Muon for the hidden matrices and AdamW for all other parameters.
+    """Muon for the matrices of the blocks and AdamW for all other parameters.
 
     One optimizer, so that Lightning counts one step, and schedule, clipping and checkpoint apply to both. Muon replaces
-    each momentum-averaged gradient by the nearest orthogonal matrix, so that every direction is learned at the same
-    pace, and scales it by ``sqrt(max(1, rows / columns))``. Like fused AdamW it skips a step whose ``found_inf`` is 1.
+    each momentum-averaged gradient by about the nearest orthogonal matrix, so that every direction is learned at the
+    same pace, and scales it by ``sqrt(max(1, rows / columns))``. As in fused AdamW, ``found_inf`` 1 skips the step.
 
     Source: Jordan et al. 2024, "Muon: an optimizer for hidden layers in neural networks".
     """
 
     found_inf: Tensor | None = None
 
-    def __init__(self, hidden: list[nn.Parameter], groups: list[dict[str, Any]], config: OptimConfig) -> None:
-        muon = {"params": hidden, "lr": config.muon_learning_rate, "weight_decay": config.weight_decay}
+    def __init__(self, block_matrices: list[nn.Parameter], groups: list[dict[str, Any]], config: OptimConfig) -> None:
+        muon = {"params": block_matrices, "lr": config.muon_learning_rate, "weight_decay": config.weight_decay}
         muon["momentum"] = config.muon_momentum
         super().__init__([muon, *groups], lr=config.learning_rate, betas=config.betas, fused=True)
 
@@ -55,7 +55,7 @@ class MuonWithAdamW(torch.optim.AdamW):
                 loss = closure()
         groups = self.param_groups
         self._muon_step(groups[0])
-        self.param_groups = groups[1:]
+        self.param_groups = groups[1:]  # AdamW's step does not see Muon's group
         super().step()
         self.param_groups = groups
         return loss
@@ -67,12 +67,12 @@ class MuonWithAdamW(torch.optim.AdamW):
                 continue
             state = self.state[parameter]
             if not state:
-                state["momentum"] = torch.zeros_like(parameter)
+                state["momentum_buffer"] = torch.zeros_like(parameter)
             # 1, or 0 if the step is skipped: a factor, not a branch, so that the host does not wait for the device.
             valid = torch.ones_like(parameter[0, 0]) if self.found_inf is None else 1 - self.found_inf
-            grad = parameter.grad if self.found_inf is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)
-            state["momentum"].lerp_(grad, valid * (1 - group["momentum"]))
-            update = grad.lerp(state["momentum"], group["momentum"])  # Nesterov
+            grad = parameter.grad if self.found_inf is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)  # 0 * nan
+            state["momentum_buffer"].lerp_(grad, valid * (1 - group["momentum"]))
+            update = grad.lerp(state["momentum_buffer"], group["momentum"])  # Nesterov
             parameter.mul_(1 - valid * (group["lr"] * group["weight_decay"]))
             # Queries, keys and values are separate matrices that are stored as one.
             for part, part_update in zip(_square_parts(parameter), _square_parts(update), strict=True):
@@ -86,7 +86,7 @@ class MuonWithAdamW(torch.optim.AdamW):
 def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
     """Bring the singular values of matrices (N, rows, columns) to about 1, by a quintic Newton-Schulz iteration.
 
-    Five iterations bring singular values from 0.01 to 1 into about 0.7 to 1.2. In bfloat16 on a GPU; elsewhere in
+    Five iterations bring singular values in [0.01, 1] to about [0.7, 1.2]. In bfloat16 on a GPU; elsewhere in
     float32, since a CPU without bfloat16 units takes 40 times longer with it.
 
     Source: Jordan et al. 2024, with its coefficients.
@@ -99,12 +99,12 @@ def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(iterations):
         gram = x @ x.mT
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b G + c G²) x
     return (x.mT if tall else x).to(matrices.dtype)
 
 
 def _square_parts(matrix: Tensor) -> list[Tensor]:
-    """A (3n, n) matrix as three views (n, n); any other matrix as it is."""
+    """``qkv``, the only (3n, n) matrix of a block, as three views (n, n); any other matrix as it is."""
     rows, columns = matrix.shape
     return list(matrix.view(3, columns, columns).unbind()) if rows == 3 * columns else [matrix]
 
@@ -112,8 +112,8 @@ def _square_parts(matrix: Tensor) -> list[Tensor]:
 def learning_rate_factor(step: int, config: OptimConfig, max_steps: int) -> float:
     """The learning rate of an optimizer step, counted from 0, as a fraction of the peak learning rate.
 
-    Source: linear warmup and cosine as in Radford et al. 2018 (GPT), section 4.1; warmup-stable-decay as in
-    Hu et al. 2024 (MiniCPM), section 4.
+    Source: linear warmup and cosine as in Radford et al. 2018 (GPT), section 4.1; warmup-stable-decay, here with a
+    linear decay, as in Hu et al. 2024 (MiniCPM), section 4.
     """
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps

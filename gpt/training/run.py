@@ -76,8 +76,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         preflight(config, module, data, trainer, run_dir, flags)
     if check_only:
         return None
-    locked = _run_dir_locked(config, run_dir, flags, resume, content["global_step"])
-    with locked if trainer.is_global_zero else nullcontext(), callback.interruption.handlers():
+    lock = _lock_run_dir(config, run_dir, flags, resume, content["global_step"])
+    with lock if trainer.is_global_zero else nullcontext(), callback.interruption.handlers():
         _fit(trainer, module, data, checkpoint)
     if not trainer.is_global_zero:
         return None
@@ -97,9 +97,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
 
 
 @contextmanager
-def _run_dir_locked(
-    config: RunConfig, run_dir: Path, flags: list[str], resume: bool, steps_done: int
-) -> Iterator[None]:
+def _lock_run_dir(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, steps_done: int) -> Iterator[None]:
     """Create or resume the run folder, and lock it."""
     if not resume:
         make_run_dir(run_dir, resolved(config, run_dir), flags)
@@ -168,9 +166,7 @@ def _read_checkpoint_of(checkpoint: Path, data: TokenDataModule) -> dict[str, An
 
 def _finished(run_dir: Path, content: dict[str, Any]) -> RunResult:
     """The result of a run that had finished before; not an error, so that a restart loop ends."""
-    log.info(
-        "%s has completed its %d steps; a larger --trainer.max_steps continues it", run_dir, content["global_step"]
-    )
-    nan, provenance = float("nan"), content["provenance"]
+    steps, nan, provenance = content["global_step"], float("nan"), content["provenance"]
+    log.info("%s has completed its %d steps; a larger --trainer.max_steps continues it", run_dir, steps)
     val_loss, bits_per_byte = (provenance[name] or nan for name in ("val_loss_nats", "val_bits_per_byte"))
-    return RunResult(str(run_dir), content["global_step"], nan, val_loss, bits_per_byte, nan, seconds=0.0)
+    return RunResult(str(run_dir), steps, nan, val_loss, bits_per_byte, nan, seconds=0.0)

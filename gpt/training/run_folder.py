@@ -33,7 +33,7 @@ CHANGEABLE = {
     *(f"attention_maps.{name}" for name in ("enabled", "captures", "probe_text")),
 }
 
-_RUN_DIR_VARIABLE = "MINI_GPT_RUN_DIR"  # tells the processes that a run's first process starts
+_RUN_DIR_VARIABLE = "MINI_GPT_RUN_DIR"  # passes the folder to child processes
 _STARTED_WITH = "# started with the flags "  # first line of a run's config.yaml
 
 
@@ -68,8 +68,9 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
             raise UserError(f"--checkpoints_dir has no effect: {config_file} is the config of the run in its folder")
         run_dir = config_file.parent
     else:
-        asked = parse_config(config_file, _only(flags, "checkpoints_dir", "run_name"))
-        run_dir = _latest(Path(asked.checkpoints_dir), asked.run_name, config_file.stem)
+        # The other flags may be valid only together with those of the first start.
+        named = parse_config(config_file, _only(flags, "checkpoints_dir", "run_name"))
+        run_dir = _latest(Path(named.checkpoints_dir), named.run_name, config_file.stem)
     if not run_dir.exists():
         return None
     started_with = _started_with(run_dir / CONFIG_NAME)

@@ -1,5 +1,8 @@
 """One optimizer step, in order, and the Lightning hook of each part.
 
+A global batch is the sequences of one optimizer step. Each rank (process) computes its part in micro-batches, which are
+numbered over the run, and accumulates their gradients.
+
     train_dataloader             TokenDataModule: the next micro-batch, a pure function of seed and number
     on_train_batch_start         StepCallback: start the clock
     training_step                GPTModule: seed dropout; forward pass; the micro-batch's share of the mean loss
@@ -15,12 +18,11 @@
 
 Lightning's own ways that are replaced, and why (docs/experiments.md has the figures):
 
-- ``self.log`` costs 1 ms per key and step whether or not a log is due; ``TrainingLog`` writes only when one is.
-- ``TQDMProgressBar`` costs another 1 ms per step and prints nothing useful without a terminal.
-- ``ModelCheckpoint`` can save between a step and its validation, which a resume would then not repeat.
-- ``Trainer(max_time=...)`` can stop in the middle of an accumulation, and ranks may stop at different steps.
-- ``gradient_clip_val`` does not give the norm, which decides whether the step is skipped.
-- Signal handling saves nothing; checkpoint files are not synced and can be torn; a resumed loader skips a batch.
+- ``self.log`` costs 1 ms per key and step whether or not a log is due, ``TQDMProgressBar`` another: ``TrainingLog``.
+- ``ModelCheckpoint`` saves before a validation at the same step, which a resume then leaves out: ``RunCheckpoints``.
+- ``Trainer(max_time=...)`` stops in the middle of an accumulation, signals save nothing: ``Interruption``.
+- Checkpoint files are not synced and can be half written: ``AtomicCheckpointIO``. A resumed loader skips a batch:
+  ``TrainingLoader``. ``Trainer(gradient_clip_val=...)`` does not give the norm: ``configure_gradient_clipping``.
 """
 
 import logging
@@ -99,7 +101,7 @@ class StepCallback(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.training_log.close()
         if self.attention:
-            self.attention.capture(trainer, pl_module, is_last=True)  # max_time
+            self.attention.capture(trainer, pl_module, is_last=True)  # unless captured: max_time ends a run anywhere
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.training_log.close()

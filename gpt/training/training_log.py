@@ -52,9 +52,10 @@ class TrainingLog:
         if not module.is_log_due():
             return
         factor = learning_rate_factor(trainer.global_step - 1, self._config.optim, self._config.trainer.max_steps)
+        rate = self._read(trainer, module)
         metrics = {
-            "train/tokens_per_second": self._log(trainer, module),
             "train/loss_nats": self.train_loss,
+            "train/tokens_per_second": rate,
             "train/learning_rate": self._config.optim.learning_rate * factor,
             "train/gradient_norm": float(module.gradient_norm),
         }
@@ -65,7 +66,7 @@ class TrainingLog:
         """Stop the clock, after a progress line for this step."""
         assert isinstance(module, GPTModule)
         if self._logged_step != trainer.global_step:
-            self._log(trainer, module)
+            self._read(trainer, module)
         self._clock = None
 
     def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:
@@ -82,7 +83,7 @@ class TrainingLog:
             self._bar.close()
             self._bar = None
 
-    def _log(self, trainer: L.Trainer, module: GPTModule) -> float:
+    def _read(self, trainer: L.Trainer, module: GPTModule) -> float:
         """Read loss and clock, print progress, return tokens per second since the last time."""
         step = self._logged_step = trainer.global_step
         # Reading the loss waits for the device, so the clock is read after it.
@@ -99,8 +100,10 @@ class TrainingLog:
         elif trainer.is_global_zero and now >= self._next_line:
             seconds_left = (trainer.max_steps - step) * self._seconds / self._steps
             progress = f"step {step} of {trainer.max_steps}: loss {self.train_loss:.4f}"
-            # The first step includes warm-up, so its speed is not shown.
-            self._print(progress if steps == 1 else f"{progress}, {rate:,.0f} tokens/s, {seconds_left:.0f} s left")
+            # The first step includes one-time setup, so its speed is not shown.
+            self._print(
+                progress if self._steps == 1 else f"{progress}, {rate:,.0f} tokens/s, {seconds_left:.0f} s left"
+            )
             self._next_line = now + _LINE_SECONDS
         return rate
 
