@@ -1,7 +1,7 @@
 """From one attention head to a GPT: every step of the notes as code, with its numbers.
 
 Read it from top to bottom, beside what ``python -m gpt.model.attention_primer`` prints; docs/primer.md and
-docs/primer.zh.md are the same walk in prose. Names, signatures and the order of random draws are the notes', so their
+docs/primer.zh.md are the same walk in prose. Signatures and the order of random draws are the notes', so that their
 seeds give their numbers. Shape letters: B batch, T length, H heads, D head_dim, V vocab_size.
 """
 
@@ -146,8 +146,8 @@ def dropout() -> None:
 def future_tokens() -> None:
     """The future does not leak, although Q, K and V are computed from the whole input.
 
-    A row of Q, K and V depends on its own token only, and the mask gives later tokens the weight 0: a change of the
-    last token leaves the outputs before it bit-equal. For a token generated after it, all of a prompt is the past.
+    A row of Q, K and V depends on its own row of x only, and the mask gives later tokens the weight 0: a change of the
+    last token leaves the outputs before it bit-equal. For a token generated after a prompt, all of it is the past.
     """
     changed = torch.cat([INPUTS[:-1], torch.tensor([[0.90, 0.10, 0.40]])])
     torch.manual_seed(123)
@@ -180,8 +180,8 @@ class MultiHeadAttentionWrapper(nn.Module):
 def separate_heads() -> None:
     """A batch, and two heads side by side.
 
-    The batch is the sentence twice, (2, 6, 3); a row's number is its sequence. The wrapper's first head draws the
-    single head's weights, so its columns are the same. Two heads of width 2, concatenated, have width 4.
+    The batch is the sentence twice, (2, 6, 3); the number before a token is its sequence. The wrapper's first head
+    draws the single head's weights, so its columns are the same. Two heads of width 2, concatenated, have width 4.
     """
     torch.manual_seed(123)
     show("CausalAttention", CausalAttention(3, 2, context_length=6, dropout=0.0)(BATCH), ["d0", "d1"])
@@ -191,11 +191,12 @@ def separate_heads() -> None:
 
 
 def fused_heads() -> None:
-    """The fused module: one projection for all heads, which reshaping tells apart.
+    """All heads in one module: one projection, which reshaping divides among the heads.
 
-    view splits an axis and permute reorders axes; no number changes, and each head gets matrices (T, D) of its own.
-    reshape puts the heads' contexts side by side, as torch.cat does, and out_proj mixes them. d_out is the width of
-    one head in the wrapper, hence (2, 6, 4), and of all heads together here, hence (2, 6, 2).
+    view splits an axis and permute reorders axes; no number changes. @ multiplies matrices in the last two axes, so
+    T and D go there, and the axis of length 3 goes first, to unpack into queries, keys and values. reshape puts the
+    heads' contexts side by side, as torch.cat does, and out_proj mixes them. d_out is the width of one head in the
+    wrapper, hence (2, 6, 4), and of all heads together here, hence (2, 6, 2).
     """
     torch.manual_seed(123)
     fused = MultiHeadAttention(3, 2, context_length=6, dropout=0.0, num_heads=2)
@@ -251,12 +252,12 @@ def tiny_gpt() -> None:
     for step in range(101):
         loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())  # logits are (B, T, V)
         if step % 20 == 0:
-            fast = next_token_loss(model.transformer(inputs), model.lm_head_weight, targets) / targets.numel()
-            print(f"{step:4}{loss.item():17.2f}{fast.item():17.2f}")
+            chunked = next_token_loss(model.transformer(inputs), model.lm_head_weight, targets) / targets.numel()
+            print(f"{step:4}{loss.item():17.2f}{chunked.item():17.2f}")
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-    print(f"\nrelative difference at step {step} below 1e-6: {torch.allclose(fast, loss, rtol=1e-6, atol=0.0)}")
+    print(f"\nrelative difference at step {step} below 1e-6: {torch.allclose(chunked, loss, rtol=1e-6, atol=0.0)}")
     written = token_ids[:, :4]
     while written.shape[1] < len(TEXT):
         written = torch.cat([written, model(written)[:, -1:].argmax(dim=-1)], dim=1)
