@@ -11,6 +11,8 @@ import pytest
 import tiktoken
 
 from gpt.data.manifest import Manifest, SplitTokens
+from gpt.data.token_files import Shard, create_shard
+from gpt.files import sha256_of_file
 from gpt.tokenizer import Tokenizer
 
 
@@ -27,6 +29,13 @@ def texts_of(folder: Path, split: str) -> list[str]:
     assert ids[0] == manifest.eot_id  # end-of-text begins each document
     starts = np.flatnonzero(ids == manifest.eot_id)
     return [tokenizer.decode(part[1:].tolist()) for part in np.split(ids, starts[1:])]
+
+
+def write_shard(path: Path, tokens: np.ndarray) -> Shard:
+    """Write (n,) uint16 or uint32 token ids as a shard."""
+    with create_shard(path, tokens.dtype) as file:
+        file.write(tokens.data)
+    return Shard(path.name, len(tokens), sha256_of_file(path))
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from gpt.data.manifest import Manifest, import_token_files, verify
-from gpt.data.token_files import write_shard
 from gpt.tokenizer import Tokenizer
-from tests.prepared import ids_of, texts_of
+from tests.prepared import ids_of, texts_of, write_shard
 
 TEXTS = {"train": ["one document", "another, longer document é"], "val": ["a third"]}
 

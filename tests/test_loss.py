@@ -21,7 +21,7 @@ def _plain(hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor) ->
 def test_loss_and_gradients_equal_cross_entropy_for_any_chunk_size(
     chunk_logits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "CPU_CHUNK_LOGITS", chunk_logits)
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", chunk_logits)
     torch.manual_seed(0)
     hidden = torch.randn(3, 10, 16, requires_grad=True)
     weight = torch.randn(101, 16, requires_grad=True)
@@ -166,7 +166,7 @@ class _LargestTensor(TorchDispatchMode):
 def test_memory_does_not_grow_with_tokens_times_vocab_size(
     num_tokens: int, vocab_size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loss_module, "CPU_CHUNK_LOGITS", 16_000)
+    monkeypatch.setattr(loss_module, "CHUNK_LOGITS", 16_000)
     hidden = torch.randn(num_tokens, 8, requires_grad=True)
     weight = torch.randn(vocab_size, 8, requires_grad=True)
     with _LargestTensor() as largest:

@@ -10,8 +10,9 @@ import pytest
 
 from gpt.data.manifest import Manifest, SplitTokens, verify
 from gpt.data.prepare import PrepareOptions, prepare
-from gpt.data.token_files import open_shard, write_shard
+from gpt.data.token_files import open_shard
 from gpt.tokenizer import Tokenizer
+from tests.prepared import write_shard
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gpt.model.attention import MultiHeadAttention
 from gpt.model.config import GPTConfig
 from gpt.model.masks import block_mask, document_ids, document_mask, document_positions
 from gpt.model.transformer import GPT
@@ -89,3 +90,10 @@ def test_masked_logits_and_gradients_on_a_gpu_equal_those_on_a_cpu(model: GPT) -
         logits.square().mean().backward()
         results.append((logits.detach().cpu(), model.lm_head_weight.grad.cpu()))
     torch.testing.assert_close(*results, rtol=1e-2, atol=1e-3)
+
+
+def test_a_block_mask_is_refused_where_dropout_would_be_lost() -> None:
+    mask = block_mask(torch.zeros(1, 4, dtype=torch.int64))
+    attention = MultiHeadAttention(8, 8, context_length=4, dropout=0.1, num_heads=2)
+    with pytest.raises(ValueError, match="no dropout"):
+        attention(torch.randn(1, 4, 8), mask)

@@ -79,7 +79,7 @@ def test_too_many_skipped_steps_end_the_run_and_the_first_is_named(
     error = capfd.readouterr().err.splitlines()[-1]
     assert error.startswith("error: by step 19, 4 steps")
     assert "the first of them step 16 (global batch 15 of seed 1234)" in error
-    assert str(tmp_path / "tiny" / "last.ckpt") in error
+    assert str(tmp_path / "tiny" / "best.ckpt") in error
     content = read_checkpoint(tmp_path / "tiny" / "last.ckpt")
     assert content["global_step"] == 15
     assert all(tensor.isfinite().all() for tensor in content["state_dict"].values())

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt.data.token_files import create_shard, dtype_for, open_shard, write_shard
+from gpt.data.token_files import create_shard, dtype_for, open_shard
+from tests.prepared import write_shard
 
 
 def test_a_shard_has_llm_cs_format_byte_for_byte(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpt.data.manifest import Manifest, SplitTokens
-from gpt.data.token_files import Split, write_shard
+from gpt.data.token_files import Split
 from gpt.data.windows import (
     IGNORED,
     TokenWindows,
@@ -17,6 +17,7 @@ from gpt.data.windows import (
     TrainingLoader,
     epoch_permutation,
 )
+from tests.prepared import write_shard
 
 
 def _split(folder: Path, length: int, shard_sizes: list[int] | None = None) -> SplitTokens:

@@ -61,13 +61,6 @@ def create_shard(path: Path, dtype: np.dtype[Any]) -> Iterator[IO[bytes]]:
         file.write(header.tobytes())
 
 
-def write_shard(path: Path, tokens: NDArray[Any]) -> Shard:
-    """Write (n,) uint16 or uint32 token ids as a shard."""
-    with create_shard(path, tokens.dtype) as file:
-        file.write(tokens.data)
-    return Shard(path.name, len(tokens), sha256_of_file(path))
-
-
 class SplitWriter(ExitStack):
     """Context manager that writes a split's tokens to shards; an exception deletes the incomplete one."""
 

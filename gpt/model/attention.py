@@ -52,7 +52,8 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: T at most ``context_length``, else ValueError.
-            mask: true where a query may attend, from ``document_mask`` or ``KVCache.mask``; None is the causal mask.
+            mask: True where a query may attend, from ``document_mask`` or ``KVCache.mask``; None is the causal mask.
+                A block mask runs FlexAttention, which has no dropout: ValueError if this would drop weights.
             cache: keys and values of the tokens before x; those of x are appended.
             layer: index of this layer in the cache.
         """
@@ -63,12 +64,12 @@ class MultiHeadAttention(nn.Module):
         if cache is not None:
             keys, values = cache.append(layer, keys, values)  # (B, H, S, D)
         if isinstance(mask, BlockMask):
+            if self.training and self.dropout > 0:
+                raise ValueError("FlexAttention has no dropout: set dropout to 0, or train without document masks")
             context = compiled(flex_attention)(queries, keys, values, block_mask=mask)  # (B, H, T, D)
         else:
             dropout = self.dropout if self.training else 0.0  # the function does not know train() and eval()
-            is_causal = (
-                mask is None and keys.shape[2] == T
-            )  # without a mask, one query over a cache attends to all keys
+            is_causal = mask is None and keys.shape[2] == T  # else no mask is needed: one query, which sees all keys
             # dropout(softmax(queries @ keys.mT / sqrt(D), masked)) @ values, without storing the (T, S) weights.
             context = F.scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)  # (B, H, T, D)
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)

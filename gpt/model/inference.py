@@ -11,8 +11,8 @@ from torch import nn
 def inference(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode, without gradients, and eagerly even if its transformer is compiled.
 
-    Eagerly, because hooks in a compiled module do not fire, and each length of a growing text would be compiled. A
-    model in eval mode is not searched for modules in training mode, which would cost a twentieth of a token.
+    Eagerly, because a compiled module does not call forward hooks (they capture attention), and each length of a text
+    would be compiled. A model in eval mode is not searched: that would take a twentieth of the time of a token.
     """
     training = [module for module in model.modules() if module.training] if model.training else []
     # set_stance imports the compiler, which takes a second: only for a model that was compiled.

@@ -1,6 +1,6 @@
 """KV cache: keys and values of the tokens read so far.
 
-Shape letters: L layers, B batch, H heads, T new tokens, S tokens in the cache, D head_dim.
+Shape letters: L layers, B batch, H heads, T new tokens, S keys (longest length + T), D head_dim.
 """
 
 import torch
@@ -12,6 +12,8 @@ from gpt.model.config import GPTConfig
 class KVCache:
     """Preallocated KV cache with a length per sequence; an argument of ``Transformer``'s call, never module state.
 
+    Prompts are prefilled (read in one call), padded at the end to one length. ``append`` stores keys and values of the
+    padding too, but ``advance`` counts real tokens only: the next tokens overwrite them, and ``mask`` hides the rest.
     ``max_length``, the most tokens of a sequence, is at most the context length, which is the default.
     """
 
@@ -62,7 +64,7 @@ class KVCache:
         return (key_positions <= self.positions(T)[:, :, None])[:, None]
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store keys and values of new tokens, (B, H, T, D), behind ``lengths``; return the layer's, (B, H, S, D)."""
+        """Store keys and values of new tokens, (B, H, T, D), after ``lengths``; return the layer's, (B, H, S, D)."""
         T, shortest, longest = keys.shape[2], min(self.lengths), max(self.lengths)
         all_keys, all_values = self.keys[layer, :, :, : longest + T], self.values[layer, :, :, : longest + T]
         if shortest == longest:
@@ -75,5 +77,5 @@ class KVCache:
         return all_keys, all_values
 
     def advance(self, counts: list[int]) -> None:
-        """Count new tokens of each sequence, without padding, after all layers have appended them."""
+        """Count the new tokens of each sequence, without padding, after all layers have appended them."""
         self.lengths = [length + count for length, count in zip(self.lengths, counts, strict=True)]

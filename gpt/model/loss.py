@@ -2,7 +2,7 @@
 
 The logits of GPT-2 small at batch 4, T 1024 take 0.8 GB in float32, and autograd saves several copies. So LM head, loss
 and gradient are computed together for a chunk of tokens; the backward pass only scales the gradient, since the loss is
-a scalar. A CPU works in place; a GPU takes large chunks of one size, and pads the LM head to a multiple of 64 ids.
+a scalar. CUDA takes large chunks of one size, and pads the LM head to a multiple of 64 ids; others work in place.
 
 Shape letters: N tokens (batch and time flattened), n tokens of a chunk, E d_model, V vocab_size.
 """
@@ -18,15 +18,15 @@ from torch import Tensor
 
 # Most logits held at once: 32 MiB of float32; on CUDA 256 MiB of bfloat16, and a quarter of that if training is not
 # compiled, since there are then several copies in float32.
-CPU_CHUNK_LOGITS = 2**23
+CHUNK_LOGITS = 2**23
 CUDA_CHUNK_LOGITS = 2**27
-_PAD_MULTIPLE = 64  # a GPU's tensor cores are fastest on multiples of 128 bytes
+_PAD_MULTIPLE = 64  # tensor cores are fastest on multiples of 128 bytes, here of bfloat16
 
 
 def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, compiled: bool = False) -> Tensor:
     """Summed cross-entropy of the targets under ``softmax(hidden @ lm_head_weight.T)``.
 
-    A sum, not a mean: callers sum over micro-batches and ranks, and normalise once by the number of targets.
+    A sum, not a mean: callers sum over micro-batches and processes, and normalise once by the number of targets.
 
     Args:
         hidden: (..., E), float32 or bfloat16.
@@ -40,7 +40,7 @@ def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, com
     if not (torch.is_grad_enabled() and (hidden.requires_grad or lm_head_weight.requires_grad)):
         return eval_loss(lambda chunk: chunk @ lm_head_weight.T, len(lm_head_weight), hidden, targets)
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    chunked = _cuda_chunks if hidden.device.type == "cuda" else _cpu_chunks
+    chunked = _cuda_chunks if hidden.device.type == "cuda" else _in_place_chunks
     chunk_loss, chunks = chunked(hidden, lm_head_weight, len(targets), compiled)
     return _ChunkedCrossEntropy.apply(hidden, lm_head_weight, targets, chunk_loss, chunks)  # type: ignore[no-untyped-call]
 
@@ -57,7 +57,7 @@ def eval_loss(lm_head: Callable[[Tensor], Tensor], vocab_size: int, hidden: Tens
 
 def max_chunk_logits(device: torch.device) -> int:
     """Most logits held at once on a device."""
-    return CUDA_CHUNK_LOGITS if device.type == "cuda" else CPU_CHUNK_LOGITS
+    return CUDA_CHUNK_LOGITS if device.type == "cuda" else CHUNK_LOGITS
 
 
 # From hidden states (n, E) and targets (n,) to the summed loss; writes the gradient of the hidden states, (n, E), and
@@ -86,7 +86,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         return grad_hidden.mul_(grad_total), grad_weight.mul_(grad_total), None, None, None
 
 
-def _cpu_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
+def _in_place_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:
     is_mixed = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype != torch.float32
 
     def chunk_loss(hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def _cpu_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple
             grad_weight.addmm_(grad_logits.T, hidden)
         return loss
 
-    return chunk_loss, _equal_chunks(N, CPU_CHUNK_LOGITS // len(weight))
+    return chunk_loss, _equal_chunks(N, CHUNK_LOGITS // len(weight))
 
 
 def _cuda_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> tuple[_ChunkLoss, list[slice]]:

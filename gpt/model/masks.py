@@ -15,7 +15,8 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 def document_ids(token_ids: Tensor, eot_id: int | None) -> Tensor | None:
     """Number each token's document in its window: (B, T) int64 to the running count of end-of-text tokens, (B, T).
 
-    End-of-text begins a document, so a window that starts inside one counts from 0. None without ``eot_id``.
+    The data have an end-of-text token in front of each document, so 0 is a document that began before the window.
+    None without ``eot_id``.
     """
     return None if eot_id is None else (token_ids == eot_id).cumsum(dim=1)
 
@@ -25,11 +26,11 @@ def document_positions(documents: Tensor) -> Tensor:
     position = torch.arange(documents.shape[1], device=documents.device)
     is_first = torch.ones_like(documents, dtype=torch.bool)
     is_first[:, 1:] = documents[:, 1:] != documents[:, :-1]
-    return position - (position * is_first).cummax(dim=1).values
+    return position - (position * is_first).cummax(dim=1).values  # minus the position of its document's first token
 
 
 def document_mask(documents: Tensor) -> Tensor | BlockMask:
-    """The mask for (B, T) document ids: (B, 1, T, T), bool, true where a query (row) may attend to a key (column).
+    """The mask for (B, T) document ids: (B, 1, T, T), bool, True where a query (row) may attend to a key (column).
 
     On a GPU it is FlexAttention's block mask, which never holds T x T values.
     """

@@ -78,18 +78,20 @@ class Transformer(nn.Module):
         Args:
             token_ids: T at most ``context_length``, else ValueError.
             documents: (B, T), int64: document ids for the block-diagonal mask; None is the plain causal mask.
-            cache: keys and values of the tokens before these; the caller advances it.
+            cache: keys and values of the tokens before these, without documents; the caller advances it.
         """
         T = token_ids.shape[1]
         if self.config.context_length < T:
             raise ValueError(f"a sequence of {T} tokens is longer than context_length ({self.config.context_length})")
         mask: Tensor | BlockMask | None = None
-        positions = self.position_embedding.weight[:T]  # (T, E)
+        position_embeddings = self.position_embedding.weight[:T]  # (T, E)
         if cache is not None:
-            mask, positions = cache.mask(T), self.position_embedding(cache.positions(T))  # (B, T, E)
+            mask = cache.mask(T)
+            position_embeddings = self.position_embedding(cache.positions(T))  # (B, T, E)
         elif documents is not None:
-            mask, positions = document_mask(documents), self.position_embedding(document_positions(documents))
-        x = self.dropout(self.token_embedding(token_ids) + positions)  # (B, T, E)
+            mask = document_mask(documents)
+            position_embeddings = self.position_embedding(document_positions(documents))  # (B, T, E)
+        x = self.dropout(self.token_embedding(token_ids) + position_embeddings)  # (B, T, E)
         for layer, block in enumerate(self.blocks):
             x = block(x, mask, cache, layer)
         return self.final_norm(x)
@@ -98,8 +100,8 @@ class Transformer(nn.Module):
 class GPT(nn.Module):
     """GPT-2: the transformer and an LM head that shares the token embedding's weight.
 
-    At initialisation the loss is ``ln(vocab_size) + d_model * 0.02**2 / 2`` nats, 10.98 for GPT-2 small: hidden states
-    have norm sqrt(d_model), so logits are normal with variance d_model * 0.02², and ln(mean(exp(logit))) is half of it.
+    At initialisation the loss is ``ln(V) + d_model * 0.02**2 / 2`` nats, 10.98 for GPT-2 small: hidden states have norm
+    sqrt(d_model), so logits are normal with variance d_model * 0.02², and the mean of exp(logit) is exp(variance / 2).
     """
 
     def __init__(self, config: GPTConfig) -> None:

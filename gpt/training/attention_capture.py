@@ -13,7 +13,8 @@ from gpt.training.module import GPTModule
 class AttentionCapture:
     """Captures every head's attention on a text and on a repeated random sequence, without any effect on training.
 
-    Scores of both are written at every capture, maps of the random sequence only at the last.
+    Scores of both and maps of the text are written at every capture; at ``image_steps`` also an image, for the Images
+    tab. Maps of the random sequence are written at the end, unless a run ends early on a step that was captured.
     """
 
     def __init__(self, data: TokenDataModule) -> None:

@@ -23,7 +23,7 @@ from gpt.training.config import RunConfig
 
 log = logging.getLogger(__name__)
 
-_MAX_TIME = 1  # reasons to stop are integers, so that ranks agree by their maximum; SIGINT is 2, SIGTERM 15
+_OUT_OF_TIME = 1  # a reason to stop; the others are signal numbers, from 2. Ranks agree on the maximum.
 _SAME_REQUEST_SECONDS = 0.5  # `timeout -s INT` signals the process and then its group: two signals, one request
 
 
@@ -31,8 +31,7 @@ class RunCheckpoints:
     """Saves ``last.ckpt`` at intervals and after each validation, and the best validated weights as ``best.ckpt``.
 
     The last step of a run is always validated and saved. A save waits for a validation that is due at the same step, so
-    that no checkpoint lies between a step and its validation. The latest ``keep_last`` saves
-    are kept as step_*.ckpt.
+    that no checkpoint lies between a step and its validation. The latest ``keep_last`` saves are kept as step_*.ckpt.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
@@ -105,11 +104,11 @@ class Interruption:
         """Save and exit if there is a reason and no validation is due."""
         step = trainer.global_step
         if time.monotonic() - self._started > config.trainer.max_seconds:
-            self._reason = max(self._reason, _MAX_TIME)
+            self._reason = max(self._reason, _OUT_OF_TIME)
         self._agree(trainer)
         if trainer.should_stop or self._reason == 0:
             return
-        if self._reason == _MAX_TIME:
+        if self._reason == _OUT_OF_TIME:
             trainer.should_stop = True  # makes Lightning validate, and validation saves
             if trainer.is_global_zero:
                 name = self._checkpoints.folder.name
@@ -121,7 +120,7 @@ class Interruption:
     def after_validation(self, trainer: L.Trainer) -> None:
         """Exit after a validation, which is saved."""
         self._agree(trainer)
-        if self._reason > _MAX_TIME and trainer.global_step < trainer.max_steps:
+        if self._reason > _OUT_OF_TIME and trainer.global_step < trainer.max_steps:
             self._exit(trainer)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:

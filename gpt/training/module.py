@@ -102,7 +102,8 @@ class GPTModule(L.LightningModule):
         """Clip the gradient norm, and skip the step if it is not finite."""
         max_norm = self.config.trainer.gradient_clip_val or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, foreach=True)
-        # Where found_inf is 1, a fused optimizer leaves weights and state as they are; the CPU need not wait to know.
+        # PyTorch's fused optimizers read this attribute, made for GradScaler: where it is 1, they leave weights and
+        # state as they are, and the CPU need not wait to know.
         # The norm is of the gradient averaged over ranks, so a loss that is not finite on one rank skips on all.
         is_skipped = (~self.gradient_norm.isfinite()).float()
         optimizer.found_inf = is_skipped  # type: ignore[attr-defined]
@@ -142,13 +143,14 @@ class GPTModule(L.LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore the counters; recount Lightning's micro-batches, from which it knows when a step is complete."""
+        """Restore the counters, and Lightning's count of micro-batches in this run's micro-batch size."""
         self.skipped_steps, self.first_skipped_step = torch.tensor(checkpoint["skipped_steps"]).float()
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        surplus = progress["total"]["ready"] - checkpoint["global_step"] * self.config.accumulation
+        # Lightning derives the end of a step from it; a resume may change micro_batch_size or the number of processes.
+        difference = progress["total"]["ready"] - checkpoint["global_step"] * self.config.accumulation
         for counts in (progress["total"], progress["current"]):
             for name in ("ready", "started", "processed", "completed"):
-                counts[name] -= surplus
+                counts[name] -= difference
 
     def _seed_dropout(self, number: int) -> None:
         # Dropout masks depend on seed, micro-batch number and rank only: not on sampling or validation in between, and

@@ -70,7 +70,8 @@ class MuonWithAdamW(torch.optim.AdamW):
                 state["momentum_buffer"] = torch.zeros_like(parameter)
             # 1, or 0 if the step is skipped: a factor, not a branch, so that the host does not wait for the device.
             valid = torch.ones_like(parameter[0, 0]) if self.found_inf is None else 1 - self.found_inf
-            grad = parameter.grad if self.found_inf is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)  # 0 * nan
+            # nan_to_num, because 0 * nan is nan.
+            grad = parameter.grad if self.found_inf is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)
             state["momentum_buffer"].lerp_(grad, valid * (1 - group["momentum"]))
             update = grad.lerp(state["momentum_buffer"], group["momentum"])  # Nesterov
             parameter.mul_(1 - valid * (group["lr"] * group["weight_decay"]))

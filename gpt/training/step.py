@@ -18,11 +18,12 @@ numbered over the run, and accumulates their gradients.
 
 Lightning's own ways that are replaced, and why (docs/experiments.md has the figures):
 
-- ``self.log`` costs 1 ms per key and step whether or not a log is due, ``TQDMProgressBar`` another: ``TrainingLog``.
-- ``ModelCheckpoint`` saves before a validation at the same step, which a resume then leaves out: ``RunCheckpoints``.
-- ``Trainer(max_time=...)`` stops in the middle of an accumulation, signals save nothing: ``Interruption``.
-- Checkpoint files are not synced and can be half written: ``AtomicCheckpointIO``. A resumed loader skips a batch:
-  ``TrainingLoader``. ``Trainer(gradient_clip_val=...)`` does not give the norm: ``configure_gradient_clipping``.
+- ``self.log`` and ``TQDMProgressBar`` take 1 ms each per step, whether or not a log is due. Here: ``TrainingLog``.
+- ``ModelCheckpoint`` saves before a validation at the same step, which a resume then omits. Here: ``RunCheckpoints``.
+- ``Trainer(max_time=...)`` stops in the middle of an accumulation; a signal saves nothing. Here: ``Interruption``.
+- A checkpoint file is not synced and can be half written. Here: ``AtomicCheckpointIO``.
+- A loader skips a batch when it is resumed. Here: ``TrainingLoader``.
+- ``Trainer(gradient_clip_val=...)`` does not give the norm. Here: ``configure_gradient_clipping``.
 """
 
 import logging
@@ -32,6 +33,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
+from gpt.checkpoint import BEST
 from gpt.data.windows import TrainingBatch
 from gpt.errors import UserError
 from gpt.generation.generate import Request, generate
@@ -101,7 +103,7 @@ class StepCallback(Checkpoint):
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.training_log.close()
         if self.attention:
-            self.attention.capture(trainer, pl_module, is_last=True)  # unless captured: max_time ends a run anywhere
+            self.attention.capture(trainer, pl_module, is_last=True)  # no effect if this step is captured already
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.training_log.close()
@@ -127,8 +129,8 @@ class StepCallback(Checkpoint):
         first = int(module.first_skipped_step)
         raise DivergedError(
             f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} "
-            f"(global batch {first - 1} of seed {seed}); the last good checkpoint is {self.checkpoints.last}; "
-            "lower the learning rate, or look at that batch"
+            f"(global batch {first - 1} of seed {seed}); the weights with the lowest validation loss, if any "
+            f"was finite, are in {self.checkpoints.folder / BEST}; lower the learning rate, or look at that batch"
         )
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> None:
