@@ -26,7 +26,7 @@ from gpt.tokenizer import Tokenizer
 FORMAT_VERSION = 2
 BEST, LAST = "best.ckpt", "last.ckpt"
 _PREFIX = "model."
-_HUB_NAME = re.compile(r"(?!checkpoints/)[\w-]+/[\w.-]+(?<!\.ckpt)|gpt2(-medium|-large|-xl)?")
+_HUB_NAME = re.compile(r"(?!checkpoints/)[\w-]+/[\w.-]+(?<!\.ckpt)|(distil)?gpt2(-medium|-large|-xl)?")
 
 
 def find_checkpoint(path: str | Path) -> Path:
@@ -55,7 +55,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(content, dict) or "format_version" not in content:
         raise UserError(f"{file} is not a checkpoint of this project (it has no format_version)")
     if content["format_version"] != FORMAT_VERSION:
-        raise UserError(f"{file} has format {content['format_version']!r}; this version reads format {FORMAT_VERSION}")
+        raise UserError(f"{file} has format {content['format_version']!r}; export it with the code that wrote it")
     return content
 
 

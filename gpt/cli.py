@@ -36,7 +36,7 @@ class ArgumentParser(argparse.ArgumentParser):
 
 
 def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
-    """Call a script's main function, and report a UserError or OSError (missing file, full disk) as one line.
+    """Call a script's main function, and report a UserError, or an error of a file or a text's encoding, as one line.
 
     Returns the exit status: 2 after a user's mistake, 130 after Ctrl-C, 141 after a broken pipe.
     """
@@ -50,7 +50,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # for example `generate.py ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains when it flushes at exit
         return 141
-    except (UserError, OSError) as error:
+    except (UserError, OSError, UnicodeEncodeError) as error:
         message = str(error)
         if isinstance(error, OSError) and error.strerror:
             message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
@@ -81,5 +81,5 @@ def _with_flags(message: str, argv: list[str]) -> str:
     for flag in {argument.partition("=")[0] for argument in argv if argument.startswith("--")}:
         name = re.escape(flag[2:].replace("-", "_"))
         pattern = rf"(?<![\w.-]){name}\b" if "_" in name else rf"^{name}(?= is )"
-        message = re.sub(pattern, flag, message) if name else message
+        message = re.sub(pattern, flag.replace("\\", r"\\"), message) if name else message
     return message

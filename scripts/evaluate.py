@@ -62,7 +62,9 @@ def body(argv: list[str]) -> int:
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
     manifest.check_tokenizer(tokenizer)
     decoder = PackedGPT(model, args.quantize) if args.quantize else model
-    batches = DataLoader(TokenWindows(tokens, model.config.context_length, args.overlap), batch_size=args.batch_size)
+    del model  # PackedGPT holds its own copy of the weights
+    windows = TokenWindows(tokens, decoder.config.context_length, args.overlap)
+    batches = DataLoader(windows, batch_size=args.batch_size)
     document_eot = manifest.eot_id if uses_document_mask(args.checkpoint) else None
     evaluation = evaluate(decoder, batches, tokens.info.utf8_bytes, document_eot)
     if args.json:

@@ -40,10 +40,18 @@ def parser() -> ArgumentParser:
     parser = ArgumentParser(prog="generate.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_checkpoint()
     add = parser.add_argument
-    add("--prompt", nargs="+", default=[], metavar="TEXT", help="texts to continue (default: an empty prompt)")
+    add(
+        "--prompt",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="TEXT",
+        help="texts to continue (default: an empty prompt)",
+    )
     add(
         "--prompt-file",
         nargs="+",
+        action="extend",
         default=[],
         metavar="F",
         help="files, each a prompt without its last newline; - is standard input",
@@ -66,7 +74,7 @@ def parser() -> ArgumentParser:
         help="drop tokens less likely than P times the likeliest (default 0)",
     )
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 repeats less (default 1)")
-    add("--stop", nargs="+", default=[], metavar="TEXT", help="stop strings, which are not printed")
+    add("--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="stop strings, which are not printed")
     add("--num-samples", type=int, default=1, metavar="N", help="samples per prompt (default 1)")
     add(
         "--seed",
@@ -101,12 +109,14 @@ def body(argv: list[str]) -> int:
     seeds = [args.seed + index % args.num_samples for index in range(len(prompts))]
     check_seeds(seeds)
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
+    prompt_ids = [tokenizer.encode(prompt) for prompt in prompts]  # all, so that a bad one is refused before any text
     if args.quantize and model.config.d_model < 384:  # docs/experiments.md
         log.warning("a model with d_model below 384 is slower in int8")
     use_packed = args.quantize or model.device.type == "cpu"
     decoder = PackedGPT(model, args.quantize) if use_packed else model
     del model  # PackedGPT holds its own copy of the weights
-    continuations = _generate(decoder, tokenizer, prompts, request, seeds, args.stream)
+    shown = prompts if args.stream else None
+    continuations = _generate(decoder, tokenizer, prompt_ids, request, seeds, shown)
     samples = list(zip(prompts, continuations, strict=True))
     if args.json:
         print_json({"samples": [{"prompt": prompt, **asdict(continuation)} for prompt, continuation in samples]})
@@ -116,26 +126,31 @@ def body(argv: list[str]) -> int:
 
 
 def _generate(
-    model: "Model", tokenizer: "Tokenizer", prompts: list[str], request: "Request", seeds: list[int], print_text: bool
+    model: "Model",
+    tokenizer: "Tokenizer",
+    prompt_ids: list[list[int]],
+    request: "Request",
+    seeds: list[int],
+    shown: list[str] | None,
 ) -> "list[Continuation]":
-    """Generate in batches, or one sequence after the other where text is printed as it comes; log the speed."""
+    """Generate in batches, or print one sequence after the other, with its prompt, as it comes; log the speed."""
     from gpt.generation.generate import stream
 
     started, first_text = time.perf_counter(), 0.0
     continuations: list[Continuation] = []
-    batch_size = 1 if print_text else _BATCH_SIZE
-    for start in range(0, len(prompts), batch_size):
-        batch, batch_seeds = prompts[start : start + batch_size], seeds[start : start + batch_size]
+    batch_size = 1 if shown else _BATCH_SIZE
+    for start in range(0, len(prompt_ids), batch_size):
+        batch, batch_seeds = prompt_ids[start : start + batch_size], seeds[start : start + batch_size]
         finished: dict[int, Continuation] = {}
-        if print_text:
-            print("---\n" * (start > 0) + batch[0], end="", flush=True)
-        for piece in stream(model, tokenizer, [tokenizer.encode(prompt) for prompt in batch], request, batch_seeds):
+        if shown:
+            print("---\n" * (start > 0) + shown[start], end="", flush=True)
+        for piece in stream(model, tokenizer, batch, request, batch_seeds):
             first_text = first_text or time.perf_counter() - started
-            if print_text:
+            if shown:
                 print(piece.text, end="", flush=True)
             if piece.finished:
                 finished[piece.sequence] = piece.finished
-        if print_text:
+        if shown:
             print()
         continuations += [finished[index] for index in range(len(batch))]
     if tokens := sum(len(continuation.token_ids) for continuation in continuations):

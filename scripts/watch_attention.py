@@ -30,7 +30,7 @@ def parser() -> ArgumentParser:
     parser = ArgumentParser(prog="watch_attention.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_checkpoint()
     add = parser.add_argument
-    add("--prompt", nargs="+", required=True, metavar="TEXT", help="texts to watch")
+    add("--prompt", nargs="+", action="extend", required=True, metavar="TEXT", help="texts to watch")
     add("--generate", type=int, default=0, metavar="N", help="generate N tokens after each prompt (default 0)")
     add("--temperature", type=float, default=1.0, metavar="T", help="of --generate; 0 is greedy (default 1.0)")
     add("--seed", type=int, default=0, help="of --generate (default 0)")

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from gpt.checkpoint import find_checkpoint, load_model, read_checkpoint
+from gpt.errors import UserError
 from gpt.model.transformer import GPT
 from tests.runs import HostilePickle, same_tensors
 
@@ -57,7 +58,7 @@ def test_code_in_a_pickle_is_not_executed(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "plain.ckpt").write_bytes(pickle.dumps(HostilePickle(target)))
     monkeypatch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
     for name in ("evil.ckpt", "plain.ckpt"):
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(UserError, match=name):
             load_model(tmp_path / name)
     assert not target.exists()
 
@@ -68,13 +69,13 @@ def test_code_in_a_pickle_is_not_executed(tmp_path: Path, monkeypatch: pytest.Mo
         ({"weights": 1}, "not a checkpoint of this project"),
         ([1, 2], "not a checkpoint of this project"),
         ({"format_version": 2}, "not a checkpoint of this project"),
-        ({"format_version": 1}, "has format 1; this version reads format 2"),
+        ({"format_version": 1}, "has format 1; export it with the code that wrote it"),
         ({"format_version": 2, "hyper_parameters": {"model": {"d_modle": 1}, "tokenizer": "bytes"}}, "d_modle"),
     ],
 )
 def test_a_file_that_is_not_a_checkpoint_is_refused(content: object, words: str, tmp_path: Path) -> None:
     torch.save(content, tmp_path / "other.ckpt")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         load_model(tmp_path / "other.ckpt")
 
 
@@ -88,14 +89,14 @@ def test_damaged_and_inconsistent_checkpoints_are_refused(tiny_run: Path, tmp_pa
     fewer = dict(list(content["state_dict"].items())[:-1])
     torch.save({**content, "state_dict": fewer}, tmp_path / "fewer.ckpt")
     for name, words in [("cut", "damaged"), ("tokenizer", r"257 token ids.*50257"), ("fewer", "Missing key")]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(UserError, match=words):
             load_model(tmp_path / f"{name}.ckpt")
 
 
 def test_a_missing_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(UserError, match="no checkpoint"):
         load_model(tmp_path / "nope")
-    with pytest.raises(ValueError, match=r"neither best\.ckpt nor last\.ckpt"):
+    with pytest.raises(UserError, match=r"neither best\.ckpt nor last\.ckpt"):
         load_model(tmp_path)
-    with pytest.raises(ValueError, match="no checkpoint"):
+    with pytest.raises(UserError, match="no checkpoint"):
         load_model("https://example.org/model.ckpt")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpt.errors import UserError
 from gpt.training.config import RunConfig
 from gpt.training.config_parser import config_keys, parse_config
 from gpt.training.run_folder import save_config
@@ -104,7 +105,7 @@ def test_a_saved_config_loads_equal(yaml_file: Path) -> None:
 )
 def test_a_mistake_is_a_one_line_error(content: str, flags: list[str], words: list[str], yaml_file: Path) -> None:
     yaml_file.write_text(content)
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(UserError) as error:
         parse_config(yaml_file, flags)
     assert "\n" not in str(error.value)
     for word in words:
@@ -112,7 +113,7 @@ def test_a_mistake_is_a_one_line_error(content: str, flags: list[str], words: li
 
 
 def test_a_missing_config_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no config file .*nope\.yaml"):
+    with pytest.raises(UserError, match=r"no config file .*nope\.yaml"):
         parse_config(tmp_path / "nope.yaml", [])
 
 

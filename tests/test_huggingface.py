@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from gpt.checkpoint import load_model
+from gpt.errors import UserError
 from gpt.huggingface import read_pretrained, write_pretrained
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
@@ -165,7 +166,7 @@ def test_unsupported_and_damaged_models_are_refused_by_name(
 ) -> None:
     _write(tmp_path / "hf")
     damage(tmp_path / "hf")
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         load_model(tmp_path / "hf")
 
 
@@ -187,16 +188,16 @@ def test_old_files_with_mask_buffers_and_half_precision_are_imported(tmp_path: P
 def test_export_refuses_a_folder_that_is_not_empty_and_an_unsupported_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "thesis").write_text("precious")
     model, tokenizer = _random(SHAPES["several"]), Tokenizer("bytes")
-    with pytest.raises(ValueError, match="not an empty folder"):
+    with pytest.raises(UserError, match="not an empty folder"):
         write_pretrained(tmp_path, model.config, model.state_dict(), tokenizer)
     tokenizer.name = "cl100k_base"
-    with pytest.raises(ValueError, match="gpt2 and bytes can"):
+    with pytest.raises(UserError, match="gpt2 and bytes can"):
         write_pretrained(tmp_path / "new", model.config, model.state_dict(), tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
 
 
 def test_a_name_missing_on_the_hub_is_a_one_line_error() -> None:
-    with pytest.raises(ValueError, match=r"no file or folder nobody/nothing, and the Hub does not provide it") as info:
+    with pytest.raises(UserError, match=r"no file or folder nobody/nothing, and the Hub does not provide it") as info:
         load_model("nobody/nothing")
     assert "\n" not in str(info.value)
 

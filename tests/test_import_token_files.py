@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from gpt.data.manifest import Manifest, import_token_files, verify
+from gpt.errors import UserError
 from gpt.tokenizer import Tokenizer
 from tests.prepared import ids_of, texts_of, write_shard
 
@@ -123,7 +124,7 @@ def test_damaged_and_unknown_files_are_refused(
     write(tmp_path)
     damage(tmp_path)
     manifest = (tmp_path / "manifest.json").read_bytes() if (tmp_path / "manifest.json").exists() else None
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         import_token_files(tmp_path, "gpt2")
     assert manifest == ((tmp_path / "manifest.json").read_bytes() if manifest else None)
     assert (tmp_path / "manifest.json").exists() == (manifest is not None)
@@ -137,9 +138,9 @@ def test_damage_after_the_import_is_found_on_opening_or_verifying(tmp_path: Path
         import_token_files(folder, "gpt2")
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-2])
-        with pytest.raises(ValueError, match=name):
+        with pytest.raises(UserError, match=name):
             ids_of(folder, "val")
         (folder / name).write_bytes(content[:-1] + b"\x01")
-        with pytest.raises(ValueError, match="has changed"):
+        with pytest.raises(UserError, match="has changed"):
             verify(folder)
         assert Manifest.load(folder).layout in ("nanogpt", "npy")

@@ -11,6 +11,7 @@ import pytest
 from gpt.data.manifest import Manifest, SplitTokens, verify
 from gpt.data.prepare import PrepareOptions, prepare
 from gpt.data.token_files import open_shard
+from gpt.errors import UserError
 from gpt.tokenizer import Tokenizer
 from tests.prepared import write_shard
 
@@ -39,13 +40,13 @@ def folder(tmp_path: Path) -> Path:
 def test_a_damaged_shard_is_refused(damage: Callable[[bytes], bytes], words: str, folder: Path) -> None:
     shard = folder / "train_000001.bin"
     shard.write_bytes(damage(shard.read_bytes()))
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         SplitTokens(folder, Manifest.load(folder), "train")
 
 
 def test_a_missing_shard_is_named(folder: Path) -> None:
     (folder / "train_000001.bin").unlink()
-    with pytest.raises(ValueError, match=r"train_000001\.bin is missing"):
+    with pytest.raises(UserError, match=r"train_000001\.bin is missing"):
         SplitTokens(folder, Manifest.load(folder), "train")
 
 
@@ -74,7 +75,7 @@ def test_reading_an_id_outside_the_vocabulary_raises(folder: Path) -> None:
     write_shard(path, tokens)
     split = SplitTokens(folder, Manifest.load(folder), "train")
     assert len(split.read(0, 107)) == 107
-    with pytest.raises(ValueError, match=r"257.*train_000001\.bin"):
+    with pytest.raises(UserError, match=r"257.*train_000001\.bin"):
         split.read(0, 108)
 
 
@@ -84,21 +85,21 @@ def test_verify_detects_a_changed_byte(folder: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"train_000001\.bin has changed"):
+    with pytest.raises(UserError, match=r"train_000001\.bin has changed"):
         verify(folder)
 
 
 def test_an_unknown_split_raises_with_the_known_ones(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"'test'.*train, val"):
+    with pytest.raises(UserError, match=r"'test'.*train, val"):
         SplitTokens(folder, Manifest.load(folder), "test")
 
 
 def test_another_tokenizer_is_refused(folder: Path) -> None:
     manifest = Manifest.load(folder)
     manifest.check_tokenizer(Tokenizer("bytes"))
-    with pytest.raises(ValueError, match=r"'bytes' \(257 ids\).*'gpt2' \(50257 ids\)"):
+    with pytest.raises(UserError, match=r"'bytes' \(257 ids\).*'gpt2' \(50257 ids\)"):
         manifest.check_tokenizer(Tokenizer("gpt2"))
-    with pytest.raises(ValueError, match="prepare"):
+    with pytest.raises(UserError, match="prepare"):
         dataclasses.replace(manifest, tokenizer_sha256="0" * 64).check_tokenizer(Tokenizer("bytes"))
 
 
@@ -127,17 +128,17 @@ def test_an_inconsistent_manifest_is_refused(damage: Callable[[dict[str, Any]], 
     content = json.loads(path.read_text())
     damage(content)
     path.write_text(json.dumps(content))
-    with pytest.raises(ValueError, match=r"manifest\.json is not a manifest"):
+    with pytest.raises(UserError, match=r"manifest\.json is not a manifest"):
         Manifest.load(folder)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
 def test_a_file_that_is_not_a_manifest_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
-    with pytest.raises(ValueError, match=r"manifest\.json is not a manifest"):
+    with pytest.raises(UserError, match=r"manifest\.json is not a manifest"):
         Manifest.load(tmp_path)
 
 
 def test_a_missing_manifest_names_the_command_to_run(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"prepare_data\.py"):
+    with pytest.raises(UserError, match=r"prepare_data\.py"):
         Manifest.load(tmp_path)

@@ -186,5 +186,5 @@ def test_documents_are_masked_as_in_the_unpacked_model() -> None:
 
 
 def test_packing_on_another_device_is_refused() -> None:
-    with pytest.raises(UserError, match="packed weights are for CPUs"):
+    with pytest.raises(UserError, match="choose device cpu"):
         PackedGPT(_model().to("meta"), "int8")

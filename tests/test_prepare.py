@@ -13,6 +13,7 @@ import pytest
 from gpt.data.documents import PrepareOptions
 from gpt.data.manifest import Manifest
 from gpt.data.prepare import prepare
+from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.tokenizer import Tokenizer
 from tests.prepared import contents, ids_of, texts_of
@@ -46,7 +47,7 @@ def test_equal_data_is_kept_and_other_data_is_refused(tmp_path: Path) -> None:
     assert not written
     Path(sources[3]).write_text("changed")
     for changed in ({"tokenizer_name": "bytes"}, {"tokenizer_name": "gpt2"}):
-        with pytest.raises(ValueError, match="other sources or options"):
+        with pytest.raises(UserError, match="other sources or options"):
             prepare(sources, tmp_path / "data", **changed)
     after = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "data").iterdir()}
     assert after == before
@@ -78,7 +79,7 @@ def test_an_interrupted_run_is_completed_to_the_same_bytes(tmp_path: Path) -> No
 )
 def test_a_user_error_writes_nothing(text: str, options: dict, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         tokenizer = options.pop("tokenizer_name", "bytes")
         prepare([str(tmp_path / "a.txt")], tmp_path / "data", tokenizer, PrepareOptions(**options))
     assert not (tmp_path / "data").exists()
@@ -89,7 +90,7 @@ def test_a_folder_with_other_files_is_refused(name: str, tmp_path: Path) -> None
     (tmp_path / "a.txt").write_text("some text\n" * 20)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / name).write_text("precious")
-    with pytest.raises(ValueError, match=f"not empty.*{name}"):
+    with pytest.raises(UserError, match=f"not empty.*{name}"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "data", "bytes")
     assert (tmp_path / "data" / name).read_text() == "precious"
 
@@ -113,7 +114,7 @@ def test_a_damaged_manifest_raises_with_a_remedy(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     prepare(sources, tmp_path / "data", "bytes")
     (tmp_path / "data" / "manifest.json").write_text("{")
-    with pytest.raises(ValueError, match="delete it and run the command again"):
+    with pytest.raises(UserError, match="delete it and run the command again"):
         prepare(sources, tmp_path / "data", "bytes")
 
 
@@ -174,7 +175,7 @@ def test_a_literal_end_of_text_is_text_token_or_error(tmp_path: Path) -> None:
         # Bits per byte count bytes of text, and the token has none.
         lengths = [len(tokenizer.decode_bytes([token])) for token in train if token != 50256]
         assert manifest.splits["train"].utf8_bytes == sum(lengths)
-    with pytest.raises(ValueError, match=r"a\.txt has a literal .*set special_tokens"):
+    with pytest.raises(UserError, match=r"a\.txt has a literal .*set special_tokens"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "error", "gpt2", PrepareOptions(special_tokens="error"))
     assert not (tmp_path / "error").exists()
 
@@ -185,15 +186,15 @@ def test_the_seed_changes_the_split_and_other_options_are_refused(tmp_path: Path
     prepare(sources, tmp_path / "b", "bytes", PrepareOptions(seed=1))
     assert texts_of(tmp_path / "a", "val") != texts_of(tmp_path / "b", "val")
     for options in (PrepareOptions(seed=1), PrepareOptions(streaming=True), PrepareOptions(special_tokens="token")):
-        with pytest.raises(ValueError, match="other sources or options"):
+        with pytest.raises(UserError, match="other sources or options"):
             prepare(sources, tmp_path / "a", "bytes", options)
-    with pytest.raises(ValueError, match="other sources or options"):
+    with pytest.raises(UserError, match="other sources or options"):
         prepare(sources, tmp_path / "a", "bytes", PrepareOptions(newlines="lf"))
 
 
 def test_streaming_into_an_empty_split_raises_with_token_counts(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one document")
-    with pytest.raises(ValueError, match=r"split \w+ has 0 of 13 tokens; expected at least 2"):
+    with pytest.raises(UserError, match=r"split \w+ has 0 of 13 tokens; expected at least 2"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "data", "bytes", PrepareOptions(streaming=True))
     assert not (tmp_path / "data").exists()
 
@@ -209,7 +210,7 @@ def test_sources_that_change_between_the_passes_are_detected(tmp_path: Path, mon
         return original(*arguments)
 
     monkeypatch.setattr(module, "plan_split", change_then_plan)
-    with pytest.raises(ValueError, match=r"007\.txt changed while it was read"):
+    with pytest.raises(UserError, match=r"007\.txt changed while it was read"):
         prepare(sources, tmp_path / "data", "bytes")
     assert not (tmp_path / "data").exists()
 
@@ -228,7 +229,7 @@ def test_end_of_texts_in_a_row_become_one(tmp_path: Path) -> None:
 def test_two_processes_cannot_write_to_one_folder(tmp_path: Path) -> None:
     sources = _write_documents(tmp_path / "text")
     (tmp_path / "data").mkdir()
-    with exclusive(tmp_path / "data", "-"), pytest.raises(ValueError, match="another process is writing"):
+    with exclusive(tmp_path / "data", "-"), pytest.raises(UserError, match="another process is writing"):
         prepare(sources, tmp_path / "data", "bytes")
     prepare(sources, tmp_path / "data", "bytes")
 
@@ -244,7 +245,7 @@ def test_data_of_a_concurrent_process_is_not_overwritten(tmp_path: Path, monkeyp
         return original(*arguments)
 
     monkeypatch.setattr(module, "plan_split", another_finishes)
-    with pytest.raises(ValueError, match="another process has written"):
+    with pytest.raises(UserError, match="another process has written"):
         prepare(sources, tmp_path / "data", "bytes")
     assert Manifest.load(tmp_path / "data").options["seed"] == 7
     assert texts_of(tmp_path / "data", "train")
@@ -258,7 +259,7 @@ def test_a_failed_run_deletes_the_shards_of_an_interrupted_one(tmp_path: Path) -
     (tmp_path / "data" / ".unfinished").touch()
     (tmp_path / "data" / "notes_2.bin").write_text("precious")
     (tmp_path / "literal.txt").write_text("<|endoftext|> " * 20)
-    with pytest.raises(ValueError, match="has a literal"):
+    with pytest.raises(UserError, match="has a literal"):
         prepare([str(tmp_path / "literal.txt")], tmp_path / "data", "bytes", PrepareOptions(special_tokens="error"))
     assert contents(tmp_path / "data") == {"notes_2.bin": b"precious"}
     (tmp_path / "data" / "notes_2.bin").unlink()

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from gpt.errors import UserError
 from gpt.generation.sampling import Sampling
 
 LOGITS = torch.tensor([1.0, 3.0, 2.0, -1.0])
@@ -44,7 +45,7 @@ def test_top_k_of_none_0_or_at_least_the_vocabulary_size_has_no_effect(top_k: in
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_nonfinite_logits_are_reported_as_divergence(bad: float) -> None:
     for temperature in (0, 1):
-        with pytest.raises(ValueError, match="diverged"):
+        with pytest.raises(UserError, match="diverged"):
             Sampling(temperature).sample(torch.tensor([0.0, bad]), torch.Generator())
         assert (
             Sampling(temperature).sample(torch.tensor([0.0, -torch.inf]), torch.Generator()) == 0
@@ -72,7 +73,7 @@ def test_logits_are_not_modified() -> None:
     ],
 )
 def test_invalid_options_are_refused_by_name(options: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
+    with pytest.raises(UserError, match=f"{next(iter(options))} is"):
         Sampling(**options)
 
 

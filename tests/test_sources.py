@@ -11,6 +11,7 @@ from pyarrow import parquet
 
 from gpt.data.documents import PrepareOptions
 from gpt.data.sources import read_documents
+from gpt.errors import UserError
 
 ROWS = [
     "first row",
@@ -251,7 +252,7 @@ def test_unreadable_input_raises_with_its_position(
     name: str, content: bytes, options: dict[str, str], words: str, tmp_path: Path
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(UserError, match=words):
         _texts(tmp_path / name, **options)
 
 
@@ -263,7 +264,7 @@ def test_missing_sources_raise_with_their_name(tmp_path: Path) -> None:
         ("*.nothing", r"no file or folder .*\*\.nothing"),
         ("folder", r"folder.* has no file ending in \.txt \.md \.jsonl"),
     ]:
-        with pytest.raises(ValueError, match=words):
+        with pytest.raises(UserError, match=words):
             _texts(tmp_path / source)
 
 
@@ -274,5 +275,5 @@ def test_invalid_unicode_is_replaced_on_request(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "c.parquet")
     for name in ("a.txt", "b.jsonl", "c.parquet"):
         assert _texts(tmp_path / name, encoding_errors="replace") == ["x\ufffdy"]
-    with pytest.raises(ValueError, match=r"c\.parquet, row 1 is not UTF-8: byte 0xff at offset 1"):
+    with pytest.raises(UserError, match=r"c\.parquet, row 1 is not UTF-8: byte 0xff at offset 1"):
         _texts(tmp_path / "c.parquet")

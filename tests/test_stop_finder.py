@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpt.errors import UserError
 from gpt.generation.sampling import StopFinder
 
 
@@ -50,5 +51,5 @@ def test_a_stop_string_that_overlaps_itself_is_found() -> None:
 
 
 def test_an_empty_stop_string_is_refused() -> None:
-    with pytest.raises(ValueError, match="a stop string is empty"):
+    with pytest.raises(UserError, match="a stop string is empty"):
         StopFinder(["a", ""])

@@ -10,6 +10,7 @@ import regex
 import tiktoken
 
 import gpt
+from gpt.errors import UserError
 from gpt.tokenizer import Tokenizer
 from tests.prepared import toy_tokenizer
 
@@ -88,12 +89,12 @@ def test_damaged_ranks_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     damaged = tmp_path / "gpt2.tiktoken"
     damaged.write_bytes(b"IQ== 0\n")
     monkeypatch.setattr("gpt.tokenizer._GPT2_RANKS", damaged)
-    with pytest.raises(ValueError, match="damaged"):
+    with pytest.raises(UserError, match="damaged"):
         Tokenizer("gpt2")
 
 
 def test_an_unknown_name_raises_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'gtp2'.*gpt2, bytes, cl100k_base"):
+    with pytest.raises(UserError, match=r"'gtp2'.*gpt2, bytes, cl100k_base"):
         Tokenizer("gtp2")
 
 
@@ -105,7 +106,7 @@ def test_other_names_are_loaded_by_tiktoken(monkeypatch: pytest.MonkeyPatch) -> 
         raise ConnectionError
 
     monkeypatch.setattr(tiktoken, "get_encoding", offline)
-    with pytest.raises(ValueError, match=r"cl100k_base.*download"):
+    with pytest.raises(UserError, match=r"cl100k_base.*download"):
         Tokenizer("cl100k_base")
     assert asked == ["cl100k_base"]
 
@@ -129,7 +130,7 @@ def test_an_unused_id_decodes_to_the_replacement_character(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("ids", [[50257], [-1], [10**12]])
 def test_ids_outside_the_vocabulary_are_refused(ids: list[int]) -> None:
-    with pytest.raises(ValueError, match="outside"):
+    with pytest.raises(UserError, match="outside"):
         Tokenizer("gpt2").decode(ids)
 
 
@@ -153,10 +154,10 @@ def test_whitespace_that_overflows_the_regex_engine_is_encoded(name: str) -> Non
 
 def test_a_run_that_still_overflows_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpt.tokenizer._LONG_RUN", 10**9)
-    with pytest.raises(ValueError, match="run of whitespace is too long for tokenizer 'gpt2'"):
+    with pytest.raises(UserError, match="run of whitespace is too long for tokenizer 'gpt2'"):
         Tokenizer("gpt2").encode("a" + " " * 1_200_000 + "b")
 
 
 def test_half_a_surrogate_pair_raises() -> None:
-    with pytest.raises(ValueError, match=r"'\\udce9' in the text is not a character"):
+    with pytest.raises(UserError, match=r"'\\udce9' in the text is not a character"):
         Tokenizer("gpt2").encode("x\udce9y")

@@ -17,6 +17,7 @@ from gpt.data.windows import (
     TrainingLoader,
     epoch_permutation,
 )
+from gpt.errors import UserError
 from tests.prepared import write_shard
 
 
@@ -65,7 +66,7 @@ def test_overlapping_windows_have_each_target_once_with_overlap_tokens_before_it
 
 def test_an_overlap_outside_the_window_is_refused(tmp_path: Path) -> None:
     for overlap in (-1, 10):
-        with pytest.raises(ValueError, match=f"overlap is {overlap}; expected"):
+        with pytest.raises(UserError, match=f"overlap is {overlap}; expected"):
             TokenWindows(_split(tmp_path, 30), 10, overlap)
 
 
@@ -77,7 +78,7 @@ def test_a_window_index_out_of_range_raises(tmp_path: Path) -> None:
 
 
 def test_a_split_shorter_than_a_window_raises_with_both_lengths(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"11 tokens.*'train' has 10"):
+    with pytest.raises(UserError, match=r"11 tokens.*'train' has 10"):
         TokenWindows(_split(tmp_path, 10), 10)
 
 

@@ -92,7 +92,7 @@ def _json_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
     """Read JSON Lines, an array of objects, or, from a ``.json`` file, a single object."""
     first = next((line for line in _read_lines(path, options) if not line.isspace()), "")
     is_one_value = first.lstrip().startswith("[")
-    if first and base_suffix(path) == ".json":
+    if first and not is_one_value and base_suffix(path) == ".json":
         try:
             json.loads(first)
         except (ValueError, RecursionError):  # an object on several lines

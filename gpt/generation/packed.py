@@ -159,7 +159,7 @@ class PackedGPT(nn.Module):
     def __init__(self, model: GPT, quantize: str | None = None) -> None:
         super().__init__()
         if model.device.type != "cpu":
-            raise UserError(f"packed weights are for CPUs and the model is on {model.device}; leave out quantize")
+            raise UserError(f"the model is on {model.device}; choose device cpu, or leave out quantize")
         if quantize == "int8":
             if "fbgemm" not in torch.backends.quantized.supported_engines:
                 raise UserError("int8 needs FBGEMM, which this build of torch does not have; leave out quantize")

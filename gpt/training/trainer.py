@@ -103,6 +103,7 @@ def compiler_error(device: torch.device) -> str | None:
 def wait_for_event_file_name(run_dir: Path) -> None:
     """Wait for the next second, which is part of an event file's name: TensorBoard reads the files in that order."""
     seconds = [int(path.name.split(".")[3]) for path in run_dir.glob("events.out.tfevents.*")]
-    time.sleep(
-        min(2.0, max(0.0, max(seconds, default=0.0) + 1 - time.time()))
-    )  # not for long, if the clock was set back
+    wait = max(seconds, default=0.0) + 1 - time.time()
+    if wait > 2:
+        log.warning("the clock is behind the event files of %s; TensorBoard may not show what this run adds", run_dir)
+    time.sleep(min(2.0, max(0.0, wait)))

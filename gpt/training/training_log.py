@@ -100,10 +100,9 @@ class TrainingLog:
         elif trainer.is_global_zero and now >= self._next_line:
             seconds_left = (trainer.max_steps - step) * self._seconds / self._steps
             progress = f"step {step} of {trainer.max_steps}: loss {self.train_loss:.4f}"
-            # The first step includes one-time setup, so its speed is not shown.
-            self._print(
-                progress if self._steps == 1 else f"{progress}, {rate:,.0f} tokens/s, {seconds_left:.0f} s left"
-            )
+            if self._steps > 1:  # the first includes one-time setup
+                progress += f", {rate:,.0f} tokens/s, {seconds_left:.0f} s left"
+            self._print(progress)
             self._next_line = now + _LINE_SECONDS
         return rate
 
