@@ -146,7 +146,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, "tokenizer.json", "vocab.json"]))
     except Exception as error:  # the Hub's, requests' or httpx's
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise UserError(f"there is no file or folder {name}, and the Hub does not provide it: {reason}") from None
+        raise UserError(f"cannot read {name} from a folder or the Hub; check name and network: {reason}") from None
 
 
 def _read_tokenizer(folder: Path, content: Mapping[str, Any], vocab_size: int) -> Tokenizer:

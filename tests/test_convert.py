@@ -25,7 +25,7 @@ def test_an_exported_and_imported_run_is_the_same_model(tiny_run: Path, tmp_path
         (["from-hf", "HF", "FULL"], "is not an empty folder"),
         (["from-hf", "RUN", "NEW"], "is not a Hugging Face folder"),
         (["to-hf", "MISSING", "NEW"], "there is no checkpoint"),
-        (["from-hf", "nobody/nothing", "NEW"], "the Hub does not provide it"),
+        (["from-hf", "nobody/nothing", "NEW"], "cannot read nobody/nothing from a folder or the Hub"),
         ([], "from-hf | to-hf"),
     ],
 )

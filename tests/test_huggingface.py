@@ -197,7 +197,7 @@ def test_export_refuses_a_folder_that_is_not_empty_and_an_unsupported_tokenizer(
 
 
 def test_a_name_missing_on_the_hub_is_a_one_line_error() -> None:
-    with pytest.raises(UserError, match=r"no file or folder nobody/nothing, and the Hub does not provide it") as info:
+    with pytest.raises(UserError, match=r"cannot read nobody/nothing from a folder or the Hub") as info:
         load_model("nobody/nothing")
     assert "\n" not in str(info.value)
 
