@@ -112,8 +112,8 @@ class PackedTransformer(nn.Module):
     def __init__(self, transformer: Transformer, pack: Callable[..., _Linear]) -> None:
         super().__init__()
         self.num_heads = transformer.config.num_heads
-        self.token_embedding = transformer.token_embedding.weight.clone()
-        self.position_embedding = transformer.position_embedding.weight.clone()
+        tables = transformer.token_embedding.weight, transformer.position_embedding.weight
+        self.token_embedding, self.position_embedding = (t.clone() if t.requires_grad else t.detach() for t in tables)
         self.layers = []
         for block in transformer.blocks:
             assert isinstance(block, TransformerBlock)
@@ -152,7 +152,7 @@ class PackedTransformer(nn.Module):
 class PackedGPT(nn.Module):
     """A model's packed copy for inference on a CPU, in float32 or int8, with the interface of ``GPT``.
 
-    The model stays as it is and can go on training; the copy shares none of its weights.
+    The model stays as it is and can go on training; only embeddings without ``requires_grad`` are shared.
     """
 
     @torch.no_grad()
