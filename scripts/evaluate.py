@@ -62,7 +62,7 @@ def body(argv: list[str]) -> int:
     model, tokenizer = load_model(args.checkpoint, choose_device(args.device))
     manifest.check_tokenizer(tokenizer)
     decoder = PackedGPT(model, args.quantize) if args.quantize else model
-    del model  # PackedGPT holds its own copy of the weights
+    del model  # PackedGPT holds what it needs of it
     windows = TokenWindows(tokens, decoder.config.context_length, args.overlap)
     batches = DataLoader(windows, batch_size=args.batch_size)
     document_eot = manifest.eot_id if uses_document_mask(args.checkpoint) else None

@@ -114,7 +114,7 @@ def body(argv: list[str]) -> int:
         log.warning("a model with d_model below 384 is slower in int8")
     use_packed = args.quantize or model.device.type == "cpu"
     decoder = PackedGPT(model, args.quantize) if use_packed else model
-    del model  # PackedGPT holds its own copy of the weights
+    del model  # PackedGPT holds what it needs of it
     shown = prompts if args.stream else None
     continuations = _generate(decoder, tokenizer, prompt_ids, request, seeds, shown)
     samples = list(zip(prompts, continuations, strict=True))
