@@ -14,9 +14,9 @@ from gpt.model.masks import compiled
 class MultiHeadAttention(nn.Module):
     """Causal self-attention with all heads in one projection and one fused kernel.
 
-    The last step of the attention notes that docs/primer.md follows: under ``torch.manual_seed(123)``,
-    ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` gives their table, since the rows of ``qkv`` are drawn in the
-    order query, key, value, with the same uniform bound as three separate layers.
+    The rows of ``qkv`` are drawn in the order query, key, value, with the same uniform bound as three separate layers
+    without bias: under one seed the weights are equal. So it gives the last table of the notes that docs/primer.md
+    follows: ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` under ``torch.manual_seed(123)``.
 
     Args:
         d_in: width of the input.
@@ -24,7 +24,7 @@ class MultiHeadAttention(nn.Module):
         context_length: longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
 
-    Source: the notes' MultiHeadAttention; Vaswani et al. 2017, section 3.2.
+    Source: the notes, their last class; Vaswani et al. 2017, section 3.2.
     """
 
     def __init__(
@@ -52,8 +52,8 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: T at most ``context_length``, else ValueError.
-            mask: True where a query may attend, from ``document_mask`` or ``KVCache.mask``; None is the causal mask.
-                A block mask runs FlexAttention, which has no dropout: ValueError if this would drop weights.
+            mask: True where a query may attend, from ``document_mask`` or ``KVCache.mask``; None is the causal mask,
+                after cached tokens for T = 1 only. With a ``BlockMask`` dropout is not possible: ValueError.
             cache: keys and values of the tokens before x; those of x are appended.
             layer: index of this layer in the cache.
         """
@@ -69,7 +69,7 @@ class MultiHeadAttention(nn.Module):
             context = compiled(flex_attention)(queries, keys, values, block_mask=mask)  # (B, H, T, D)
         else:
             dropout = self.dropout if self.training else 0.0  # the function does not know train() and eval()
-            is_causal = mask is None and keys.shape[2] == T  # else no mask is needed: one query, which sees all keys
+            is_causal = mask is None and keys.shape[2] == T  # with more keys, None is for one query, which sees all
             # dropout(softmax(queries @ keys.mT / sqrt(D), masked)) @ values, without storing the (T, S) weights.
             context = F.scaled_dot_product_attention(queries, keys, values, mask, dropout, is_causal)  # (B, H, T, D)
         return self.out_proj(context.transpose(1, 2).reshape(B, T, -1))  # (B, T, d_out)

@@ -33,7 +33,7 @@ class KVCache:
         self.lengths = [0] * batch_size
 
     def sequence(self, index: int) -> "KVCache":
-        """An empty cache for one sequence in this cache's memory, to prefill it again; the caller sets its length."""
+        """An empty cache in a sequence's memory, to prefill it again; the caller then sets ``lengths[index]`` here."""
         part = object.__new__(KVCache)
         part.keys, part.values = self.keys[:, index : index + 1], self.values[:, index : index + 1]
         part.lengths = [0]

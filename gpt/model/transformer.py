@@ -78,7 +78,7 @@ class Transformer(nn.Module):
         Args:
             token_ids: T at most ``context_length``, else ValueError.
             documents: (B, T), int64: document ids for the block-diagonal mask; None is the plain causal mask.
-            cache: keys and values of the tokens before these, without documents; the caller advances it.
+            cache: keys and values of the tokens before these, instead of documents; the caller then advances it.
         """
         T = token_ids.shape[1]
         if self.config.context_length < T:

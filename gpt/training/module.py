@@ -101,12 +101,13 @@ class GPTModule(L.LightningModule):
     def configure_gradient_clipping(self, optimizer: torch.optim.Optimizer, *options: Any, **more: Any) -> None:
         """Clip the gradient norm, and skip the step if it is not finite."""
         max_norm = self.config.trainer.gradient_clip_val or float("inf")
-        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm, foreach=True)
-        # PyTorch's fused optimizers read this attribute, made for GradScaler: where it is 1, they leave weights and
-        # state as they are, and the CPU need not wait to know.
+        self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+        # PyTorch's fused optimizers read found_inf, made for GradScaler: where it is 1, they leave weights and state as
+        # they are, and the CPU need not wait to know. On MPS they ignore it.
         # The norm is of the gradient averaged over ranks, so a loss that is not finite on one rank skips on all.
-        is_skipped = (~self.gradient_norm.isfinite()).float()
-        optimizer.found_inf = is_skipped  # type: ignore[attr-defined]
+        is_skipped = optimizer.found_inf = (~self.gradient_norm.isfinite()).float()  # type: ignore[attr-defined]
+        if self.device.type == "mps" and is_skipped:
+            optimizer.zero_grad()
         is_first = is_skipped * (self.skipped_steps == 0)
         self.first_skipped_step = self.first_skipped_step + is_first * (self.global_step + 1)
         self.skipped_steps = self.skipped_steps + is_skipped

@@ -68,9 +68,8 @@ class MuonWithAdamW(torch.optim.AdamW):
             state = self.state[parameter]
             if not state:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
-            # 1, or 0 if the step is skipped: a factor, not a branch, so that the host does not wait for the device.
+            # 1, or 0 if the step is skipped: a factor, so that the host does not wait (and 0 * nan is nan).
             valid = torch.ones_like(parameter[0, 0]) if self.found_inf is None else 1 - self.found_inf
-            # nan_to_num, because 0 * nan is nan.
             grad = parameter.grad if self.found_inf is None else parameter.grad.nan_to_num(0.0, 0.0, 0.0)
             state["momentum_buffer"].lerp_(grad, valid * (1 - group["momentum"]))
             update = grad.lerp(state["momentum_buffer"], group["momentum"])  # Nesterov
@@ -85,19 +84,19 @@ class MuonWithAdamW(torch.optim.AdamW):
 
 
 def orthogonalise(matrices: Tensor, iterations: int = 5) -> Tensor:
-    """Bring the singular values of matrices (N, rows, columns) to about 1, by a quintic Newton-Schulz iteration.
+    """Bring the singular values of matrices (N, rows, columns) to about 1: an iteration maps s to a s + b s³ + c s⁵.
 
     Five iterations bring singular values in [0.01, 1] to about [0.7, 1.2]. In bfloat16 on a GPU; elsewhere in
     float32, since a CPU without bfloat16 units takes 40 times longer with it.
 
-    Source: Jordan et al. 2024, with its coefficients.
+    Source: Jordan et al. 2024 (Newton-Schulz), with its coefficients.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     x = matrices.bfloat16() if matrices.is_cuda else matrices.float()
     tall = x.shape[-2] > x.shape[-1]
     if tall:  # so that the Gram matrices have the size of the smaller side
         x = x.mT
-    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)  # no singular value exceeds 1
     for _ in range(iterations):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # a x + (b G + c G²) x

@@ -81,6 +81,7 @@ def memory_estimate(model: GPT, config: RunConfig, device: torch.device) -> dict
         "gradients": weights,
         "optimizer": 2 * weights - (4 * muon_parameters if config.optim.name == "muon" else 0),
         "activations": activation_bytes(model.config, config.data.micro_batch_size, device.type == "cpu"),
+        # At most logits, log-probabilities and their gradient of a chunk; the padded LM head and its gradient.
         "loss": 3 * 4 * min(max_chunk_logits(device), all_logits) + 2 * 4 * model.lm_head_weight.numel(),
     }
 
@@ -90,12 +91,12 @@ def activation_bytes(config: GPTConfig, batch_size: int, on_cpu: bool) -> int:
 
     Per token and block, in vectors of width d_model: its two inputs (2), their layer norms (2), queries, keys and
     values (3), the heads' output (1), the MLP's expanded vector (4); on a GPU also its activation (4), which a CPU
-    recomputes. With dropout, also the attention weights and masks.
+    recomputes. With dropout, also its masks, and on a CPU the attention weights, which CUDA's kernels do not store.
     """
     tokens = batch_size * config.context_length
     per_block = (2 + 2 + 3 + 1 + 4 + (0 if on_cpu else 4)) * config.d_model
     if config.dropout > 0:
-        per_block += 2 * config.d_model + 3 * config.num_heads * config.context_length
+        per_block += 2 * config.d_model + (3 * config.num_heads * config.context_length if on_cpu else 0)
     return 4 * tokens * (config.num_layers * per_block + 2 * config.d_model)
 
 

@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 CONFIG_NAME = "config.yaml"
 
-# The keys that a resume may change; none of them changes the data, their order, the model or the optimizer. (max_steps
-# changes later learning rates, and with dropout another micro-batch size draws other masks.)
+# The keys that a resume may change; none changes the data, their order, the model or the optimizer. (max_steps changes
+# later learning rates; with dropout, micro_batch_size, accelerator, devices and num_nodes change the masks.)
 CHANGEABLE = {
     "checkpoints_dir",
     "data.path",  # its manifest must be the same

@@ -1,4 +1,4 @@
-"""One optimizer step, in order, and the Lightning hook of each part.
+"""One optimizer step, in order. Lightning runs the loop, and calls these methods (its hooks) by their names.
 
 A global batch is the sequences of one optimizer step. Each rank (process) computes its part in micro-batches, which are
 numbered over the run, and accumulates their gradients.
@@ -56,7 +56,7 @@ class DivergedError(UserError):
 
 
 class StepCallback(Checkpoint):
-    """What follows each optimizer step and each validation; as a ``Checkpoint`` it replaces ``ModelCheckpoint``."""
+    """What follows each step and each validation; being a ``Checkpoint``, it keeps Lightning from adding its own."""
 
     def __init__(self, data: TokenDataModule, run_dir: Path) -> None:
         self.training_log = TrainingLog(data.config)
@@ -119,18 +119,17 @@ class StepCallback(Checkpoint):
     def _stop_if_diverged(self, trainer: L.Trainer, module: GPTModule) -> None:
         if not module.is_log_due():
             return
-        step, skipped, seed = trainer.global_step, int(module.skipped_steps), module.config.seed
+        step, skipped, first = trainer.global_step, int(module.skipped_steps), int(module.first_skipped_step)
         if trainer.logger is not None:
             trainer.logger.log_metrics({"train/skipped_steps": skipped}, step=step)
         if skipped <= module.config.guard.max_skipped_steps:
             return
         if not trainer.is_global_zero:
             raise SystemExit(0)  # the first process reports; a launcher would kill it if another one failed
-        first = int(module.first_skipped_step)
         raise DivergedError(
             f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} "
-            f"(global batch {first - 1} of seed {seed}); the weights with the lowest validation loss, if any "
-            f"was finite, are in {self.checkpoints.folder / BEST}; lower the learning rate, or look at that batch"
+            f"(global batch {first - 1} of seed {module.config.seed}); the weights of the lowest validation loss, if "
+            f"one was finite, are in {self.checkpoints.folder / BEST}; lower the learning rate, or look at that batch"
         )
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> None:
