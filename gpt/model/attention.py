@@ -52,8 +52,8 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: T at most ``context_length``, else ValueError.
-            mask: True where a query may attend, from ``document_mask`` or ``KVCache.mask``; None is the causal mask,
-                after cached tokens for T = 1 only. With a ``BlockMask`` dropout is not possible: ValueError.
+            mask: True where a query may attend, from ``document_mask`` or ``KVCache.mask``; None is the causal mask;
+                after cached tokens, none (for T = 1). With a ``BlockMask``, dropout in training is a ValueError.
             cache: keys and values of the tokens before x; those of x are appended.
             layer: index of this layer in the cache.
         """

@@ -12,7 +12,7 @@ def inference(model: nn.Module) -> Iterator[None]:
     """Run a model in eval mode, without gradients, and eagerly even if its transformer is compiled.
 
     Eagerly, because a compiled module does not call forward hooks (they capture attention), and each length of a text
-    would be compiled. A model in eval mode is not searched: that would take a twentieth of the time of a token.
+    would be compiled. A model in eval mode is not searched for modules in training mode: a twentieth of a token's time.
     """
     training = [module for module in model.modules() if module.training] if model.training else []
     # set_stance imports the compiler, which takes a second: only for a model that was compiled.

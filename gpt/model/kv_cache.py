@@ -33,7 +33,7 @@ class KVCache:
         self.lengths = [0] * batch_size
 
     def sequence(self, index: int) -> "KVCache":
-        """An empty cache in a sequence's memory, to prefill it again; the caller then sets ``lengths[index]`` here."""
+        """An empty cache on one sequence's memory, to prefill that again; then set ``lengths[index]`` of this cache."""
         part = object.__new__(KVCache)
         part.keys, part.values = self.keys[:, index : index + 1], self.values[:, index : index + 1]
         part.lengths = [0]

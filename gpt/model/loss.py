@@ -29,7 +29,7 @@ def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, com
     A sum, not a mean: callers sum over micro-batches and processes, and normalise once by the number of targets.
 
     Args:
-        hidden: (..., E), float32 or bfloat16.
+        hidden: (..., E), float32, or bfloat16 under autocast or on CUDA.
         lm_head_weight: (V, E).
         targets: (...), int64, below V (not checked); negative targets are ignored.
         compiled: whether a GPU uses torch.compile.

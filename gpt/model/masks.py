@@ -32,7 +32,7 @@ def document_positions(documents: Tensor) -> Tensor:
 def document_mask(documents: Tensor) -> Tensor | BlockMask:
     """The mask for (B, T) document ids: (B, 1, T, T), bool, True where a query (row) may attend to a key (column).
 
-    On a GPU it is a ``BlockMask`` for FlexAttention, PyTorch's kernel for masks given as functions: tiles, not T x T.
+    On a GPU, a ``BlockMask`` for FlexAttention (the mask is a function): it lists tiles to compute, not T x T values.
     """
     if documents.is_cuda:
         return block_mask(documents, compiled(create_block_mask))

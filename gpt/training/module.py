@@ -103,11 +103,11 @@ class GPTModule(L.LightningModule):
         max_norm = self.config.trainer.gradient_clip_val or float("inf")
         self.gradient_norm = torch.nn.utils.clip_grad_norm_(self.parameters(), max_norm)
         # PyTorch's fused optimizers read found_inf, made for GradScaler: where it is 1, they leave weights and state as
-        # they are, and the CPU need not wait to know. On MPS they ignore it.
+        # they are, and the CPU need not wait to know. On MPS they ignore it, but pass over a gradient that is None.
         # The norm is of the gradient averaged over ranks, so a loss that is not finite on one rank skips on all.
         is_skipped = optimizer.found_inf = (~self.gradient_norm.isfinite()).float()  # type: ignore[attr-defined]
         if self.device.type == "mps" and is_skipped:
-            optimizer.zero_grad()
+            optimizer.zero_grad(set_to_none=True)
         is_first = is_skipped * (self.skipped_steps == 0)
         self.first_skipped_step = self.first_skipped_step + is_first * (self.global_step + 1)
         self.skipped_steps = self.skipped_steps + is_skipped
