@@ -7,7 +7,9 @@ import random
 import signal
 import subprocess
 import time
+import types
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 
 from gpt.checkpoint import read_checkpoint
 from gpt.files import exclusive
+from gpt.training.config_parser import parse_config
+from gpt.training.run_folder import find_run, save_config
 from gpt.training.step import StepCallback
 from tests.runs import TAGS, HostilePickle, TrainTiny, at_step, events, run_differences, scalars
 
@@ -289,6 +293,46 @@ def test_a_second_ctrl_c_exits_immediately(monkeypatch: pytest.MonkeyPatch, tmp_
         clock[0] += 1.0
         os.kill(os.getpid(), signal.SIGINT)
         assert exits == [130]
+
+
+def test_a_signal_during_the_agreement_of_two_processes_stops_them_at_the_next_step(
+    tmp_path: Path, tiny_copy: Path
+) -> None:
+    from gpt.training.checkpoints import Interruption, RunCheckpoints
+
+    def reduce(reason: torch.Tensor, reduce_op: str) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return reason.clone()  # the other process has none either
+
+    saved: list[Path] = []
+    strategy = types.SimpleNamespace(reduce=reduce, root_device="cpu")
+    trainer: Any = types.SimpleNamespace(
+        world_size=2, global_step=1, max_steps=9, should_stop=False, strategy=strategy, is_global_zero=True, logger=None
+    )
+    trainer.save_checkpoint = saved.append
+    interruption = Interruption(RunCheckpoints(tmp_path, keep_last=0))
+    config = parse_config(tiny_copy / "config.yaml", [])
+    with interruption.handlers():
+        interruption.after_step(trainer, config)
+        assert saved == []
+        with pytest.raises(SystemExit) as stopped:
+            interruption.after_step(trainer, config)
+    assert stopped.value.code == 143
+    assert saved == [tmp_path / "last.ckpt"]
+
+
+def test_a_renamed_run_resumes_again_and_again_without_repeating_its_flags(tiny_copy: Path) -> None:
+    run_dir = tiny_copy.rename(tiny_copy.parent / "renamed")
+    config = parse_config(run_dir / "config.yaml", [])
+    save_config(run_dir, replace(config, run_name="tiny"), ["--run_name", "tiny"])
+    flags = ["--trainer.max_steps", "40"]
+    for _ in range(3):
+        found = find_run(run_dir / "config.yaml", flags)
+        assert found is not None
+        folder, config, all_flags = found
+        assert (folder, config.trainer.max_steps) == (run_dir, 40)
+        assert all_flags == ["--run_name", "tiny", *flags]
+        save_config(run_dir, replace(config, run_name="renamed"), all_flags)  # as train.py does
 
 
 def test_the_config_of_a_run_folder_resumes_that_run(tiny_copy: Path) -> None:

@@ -14,9 +14,9 @@ from gpt.model.masks import compiled
 class MultiHeadAttention(nn.Module):
     """Causal self-attention with all heads in one projection and one fused kernel.
 
-    The rows of ``qkv`` are drawn in the order query, key, value, with the same uniform bound as three separate layers
-    without bias: under one seed the weights are equal. So it gives the last table of the notes that docs/primer.md
-    follows: ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` under ``torch.manual_seed(123)``.
+    ``qkv`` draws the weights that three layers without bias (query, key, value) would draw in turn, so that
+    ``MultiHeadAttention(3, 2, 6, 0.0, num_heads=2)`` under ``torch.manual_seed(123)`` gives the last table of the
+    reading notes named in docs/primer.md. ``GPT`` initialises its weights afterwards.
 
     Args:
         d_in: width of the input.
@@ -24,7 +24,7 @@ class MultiHeadAttention(nn.Module):
         context_length: longest sequence, in tokens.
         dropout: probability of dropping an attention weight in training.
 
-    Source: the notes, their last class; Vaswani et al. 2017, section 3.2.
+    Source: the last class of those notes; Vaswani et al. 2017, section 3.2.
     """
 
     def __init__(

@@ -81,7 +81,7 @@ class Interruption:
 
     def __init__(self, checkpoints: RunCheckpoints) -> None:
         self._checkpoints = checkpoints
-        self._reason = 0
+        self._requested = self._reason = 0  # in this process; as all ranks have agreed
         self._first_interrupt: float | None = None
         self._started = time.monotonic()
 
@@ -104,7 +104,7 @@ class Interruption:
         """Save and exit if there is a reason and no validation is due."""
         step = trainer.global_step
         if time.monotonic() - self._started > config.trainer.max_seconds:
-            self._reason = max(self._reason, _OUT_OF_TIME)
+            self._requested = max(self._requested, _OUT_OF_TIME)
         self._agree(trainer)
         if trainer.should_stop or self._reason == 0:
             return
@@ -129,12 +129,13 @@ class Interruption:
             if self._first_interrupt is not None and now - self._first_interrupt > _SAME_REQUEST_SECONDS:
                 os._exit(128 + number)
             self._first_interrupt = self._first_interrupt or now
-        self._reason = max(self._reason, number)
+        self._requested = max(self._requested, number)
         # os.write, because the signal may interrupt a print or a log call, or the pipe may be closed.
         with suppress(OSError):
             os.write(2, b"\nstopping after the current step is completed and saved\n")
 
     def _agree(self, trainer: L.Trainer) -> None:
+        self._reason = self._requested  # a signal from here on counts at the next step
         if trainer.world_size > 1:
             reason = torch.tensor(self._reason, device=trainer.strategy.root_device)
             self._reason = int(trainer.strategy.reduce(reason, reduce_op="max"))
@@ -167,8 +168,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load tensors and plain values only, so that a hostile file runs no code."""
-        content: dict[str, Any] = torch.load(Path(path), map_location=map_location or "cpu", weights_only=True)
-        return content
+        return torch.load(Path(path), map_location=map_location or "cpu", weights_only=True)
 
 
 def _link(source: Path, target: Path) -> None:

@@ -76,9 +76,9 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
     started_with = _started_with(run_dir / CONFIG_NAME)
     if started_with is None:
         raise UserError(f"{run_dir} has no {CONFIG_NAME} written by train.py; name another run with --run_name")
-    all_flags = [*started_with, *flags]
+    all_flags = started_with if started_with[-len(flags) :] == flags else [*started_with, *flags]
     saved, asked = parse_config(run_dir / CONFIG_NAME, []), parse_config(config_file, all_flags)
-    asked = replace(asked, run_name=asked.run_name or saved.run_name, checkpoints_dir=str(run_dir.parent))
+    asked = replace(asked, run_name=saved.run_name, checkpoints_dir=str(run_dir.parent))
     for key in ("precision", "compile"):  # auto keeps the choice of the first start
         if getattr(asked.trainer, key) == "auto":
             asked = replace(asked, trainer=replace(asked.trainer, **{key: getattr(saved.trainer, key)}))

@@ -22,7 +22,7 @@ Lightning's own ways that are replaced, and why (docs/experiments.md has the fig
 - ``ModelCheckpoint`` saves before a validation at the same step, which a resume then omits. Here: ``RunCheckpoints``.
 - ``Trainer(max_time=...)`` stops in the middle of an accumulation; a signal saves nothing. Here: ``Interruption``.
 - A checkpoint file is not synced and can be half written. Here: ``AtomicCheckpointIO``.
-- A loader skips a batch when it is resumed. Here: ``TrainingLoader``.
+- On a resume, Lightning drops a batch of a loader that has no length. Here: ``TrainingLoader``, which has one.
 - ``Trainer(gradient_clip_val=...)`` does not give the norm. Here: ``configure_gradient_clipping``.
 """
 
