@@ -57,7 +57,7 @@ class GPTModule(L.LightningModule):
         return (batch["number"] + 1) % self.config.accumulation == 0
 
     def is_log_due(self) -> bool:
-        """Whether the step just completed is logged: with one process, only then does the CPU wait for the GPU."""
+        """Whether the step just completed is logged: with one process, only then does the CPU wait for a CUDA GPU."""
         options = self.config.trainer
         return self.global_step in (1, options.max_steps) or self.global_step % options.log_every_n_steps == 0
 

@@ -3,7 +3,7 @@
 A global batch is the sequences of one optimizer step. Each rank (process) computes its part in micro-batches, which are
 numbered over the run, and accumulates their gradients.
 
-    train_dataloader             TokenDataModule: the next micro-batch, a pure function of seed and number
+    (next micro-batch)           from the loader of TokenDataModule: a pure function of seed and number
     on_train_batch_start         StepCallback: start the clock
     training_step                GPTModule: seed dropout; forward pass; the micro-batch's share of the mean loss
     (backward pass)              Lightning; all of the above accumulate_grad_batches times
