@@ -7,7 +7,7 @@ import time
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gpt.cli import ArgumentParser, print_json, run
 from gpt.errors import UserError
@@ -40,22 +40,9 @@ def parser() -> ArgumentParser:
     parser = ArgumentParser(prog="generate.py", description=DESCRIPTION, epilog=EPILOG)
     parser.add_checkpoint()
     add = parser.add_argument
-    add(
-        "--prompt",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="TEXT",
-        help="texts to continue (default: an empty prompt)",
-    )
-    add(
-        "--prompt-file",
-        nargs="+",
-        action="extend",
-        default=[],
-        metavar="F",
-        help="files, each a prompt without its last newline; - is standard input",
-    )
+    many: dict[str, Any] = {"nargs": "+", "action": "extend", "default": []}
+    add("--prompt", **many, metavar="TEXT", help="texts to continue (default: an empty prompt)")
+    add("--prompt-file", **many, metavar="F", help="files, each a prompt without its last newline; - is standard input")
     add("--max-new-tokens", type=int, default=100, metavar="N", help="most tokens per sample (default 100)")
     add("--temperature", type=float, default=1.0, metavar="T", help="0 is greedy (default 1.0)")
     add("--top-k", type=int, metavar="K", help="sample from the K likeliest tokens (default: all)")
@@ -74,7 +61,7 @@ def parser() -> ArgumentParser:
         help="drop tokens less likely than P times the likeliest (default 0)",
     )
     add("--repetition-penalty", type=float, default=1.0, metavar="R", help="above 1 repeats less (default 1)")
-    add("--stop", nargs="+", action="extend", default=[], metavar="TEXT", help="stop strings, which are not printed")
+    add("--stop", **many, metavar="TEXT", help="stop strings, which are not printed")
     add("--num-samples", type=int, default=1, metavar="N", help="samples per prompt (default 1)")
     add(
         "--seed",

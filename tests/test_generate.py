@@ -250,7 +250,8 @@ def test_script_reads_prompts_from_flags_files_and_stdin_and_reports_its_speed(
 ) -> None:
     (tmp_path / "prompt.txt").write_text("from a file\n")
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO("ein Gruß".encode())))
-    arguments = ["--prompt", "a", "b", "--prompt-file", str(tmp_path / "prompt.txt"), "-", "--num-samples", "2"]
+    files = ["--prompt-file", str(tmp_path / "prompt.txt"), "--prompt-file", "-"]
+    arguments = ["--prompt", "a", "--prompt", "b", *files, "--num-samples", "2"]
     samples, err = _samples(arguments, tiny_run, capsys)
     prompts = ["a", "b", "from a file", "ein Gruß"]
     assert [sample["prompt"] for sample in samples] == [prompt for prompt in prompts for _ in range(2)]
@@ -287,6 +288,7 @@ def test_script_prints_the_same_text_with_and_without_stream(
         (["--num-samples", "0"], "--num-samples is 0"),
         (["--device", "abacus"], "device 'abacus' is not available"),
         (["--prompt", "x\udce9"], "'\\udce9' in the text is not a character"),
+        (["--stream", "--prompt", "good", "x\udce9"], "'\\udce9' in the text is not a character"),
         (["--prompt-file", "missing.txt"], "missing.txt"),
         (["--stream", "--json"], "not allowed with"),
         (["--tempreature", "1"], "--tempreature"),
