@@ -30,6 +30,18 @@ def test_an_error_names_the_parameter_as_the_given_flag(capsys: pytest.CaptureFi
         assert capsys.readouterr().err == f"error: {expected}\n"
 
 
+def test_an_error_survives_any_flag_and_a_text_without_an_encoding_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def main(argv: list[str]) -> int:
+        raise UserError("pa\\q_th is bad")
+
+    assert run(main, ["--pa\\q_th", "x"]) == 2
+    assert capsys.readouterr().err == "error: --pa\\q_th is bad\n"
+    assert run(lambda argv: len(argv[0].encode()), ["\udce9"]) == 2
+    assert capsys.readouterr().err.startswith("error: 'utf-8' codec can't encode")
+
+
 def test_other_value_errors_keep_their_traceback() -> None:
     with pytest.raises(ValueError, match="invalid literal"):
         run(lambda argv: int(argv[0]), ["x"])
