@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gpt.checkpoint import read_checkpoint
+from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.training.config_parser import parse_config
 from gpt.training.run_folder import find_run, save_config
@@ -333,6 +334,17 @@ def test_a_renamed_run_resumes_again_and_again_without_repeating_its_flags(tiny_
         assert (folder, config.trainer.max_steps) == (run_dir, 40)
         assert all_flags == ["--run_name", "tiny", *flags]
         save_config(run_dir, replace(config, run_name="renamed"), all_flags)  # as train.py does
+    with pytest.raises(UserError, match=r"run_name was renamed .* and is now other"):
+        find_run(run_dir / "config.yaml", ["--run_name", "other"])
+
+
+def test_a_renamed_run_is_found_by_its_new_name(tiny_copy: Path, tmp_path: Path) -> None:
+    run_dir = tiny_copy.rename(tiny_copy.parent / "renamed")
+    lines = (run_dir / "config.yaml").read_text().splitlines(keepends=True)
+    (tmp_path / "start.yaml").write_text("".join(lines[1:]))  # the config that it was started with
+    found = find_run(tmp_path / "start.yaml", ["--checkpoints_dir", str(tmp_path), "--run_name", "renamed"])
+    assert found is not None
+    assert found[0] == run_dir
 
 
 def test_the_config_of_a_run_folder_resumes_that_run(tiny_copy: Path) -> None:

@@ -115,9 +115,8 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
     try:
         trainer.fit(module, data, ckpt_path=checkpoint, weights_only=True)
     except UserError as error:
-        if "in DataLoader worker process" not in str(error):
+        if "in DataLoader worker process" not in str(error):  # else torch has put the worker's traceback around it
             raise
-        # torch puts the worker's traceback around the message.
         raise UserError(str(error).strip().splitlines()[-1].partition("UserError: ")[2]) from None
 
 

@@ -57,8 +57,7 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
     """Find the run to resume: by ``run_name``, else the latest with the config's name, or by its own ``config.yaml``.
 
     Returns:
-        The folder, the config with all flags applied (those that the run was started with, then the new ones), and the
-        flags; None if there is no such run yet.
+        The folder, the config, and all flags, those of the start and the new ones; None if there is no such run yet.
 
     Raises:
         UserError: a change would make it another run.
@@ -78,7 +77,9 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
         raise UserError(f"{run_dir} has no {CONFIG_NAME} written by train.py; name another run with --run_name")
     all_flags = started_with if started_with[-len(flags) :] == flags else [*started_with, *flags]
     saved, asked = parse_config(run_dir / CONFIG_NAME, []), parse_config(config_file, all_flags)
-    asked = replace(asked, run_name=saved.run_name, checkpoints_dir=str(run_dir.parent))
+    is_other_name = _only(flags, "run_name") and asked.run_name != run_dir.name  # a renamed folder is the same run
+    run_name = asked.run_name if is_other_name else saved.run_name
+    asked = replace(asked, run_name=run_name, checkpoints_dir=str(run_dir.parent))
     for key in ("precision", "compile"):  # auto keeps the choice of the first start
         if getattr(asked.trainer, key) == "auto":
             asked = replace(asked, trainer=replace(asked.trainer, **{key: getattr(saved.trainer, key)}))
