@@ -10,6 +10,8 @@ from typing import IO
 
 from gpt.errors import UserError
 
+_locked: set[int] = set()  # descriptors of the folders that this process has locked
+
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
@@ -46,7 +48,20 @@ def exclusive(folder: Path, message: str) -> Iterator[None]:
             raise UserError(message) from None
         for path in folder.glob("*.tmp"):
             path.unlink()
-        yield
+        _locked.add(descriptor)
+        try:
+            yield
+        finally:
+            _locked.remove(descriptor)
+
+
+def _close_inherited_locks() -> None:
+    """Close a forked process's copies: it would hold the locks for as long as it outlives its parent."""
+    while _locked:
+        os.close(_locked.pop())
+
+
+os.register_at_fork(after_in_child=_close_inherited_locks)
 
 
 @contextmanager

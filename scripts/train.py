@@ -52,13 +52,19 @@ def body(argv: list[str]) -> int:
         run_dir, config, flags = found
     else:
         config = parse_config(args.config, flags)
+        if config.init_from:
+            from gpt.checkpoint import load_model
+
+            config = parse_config(args.config, flags, load_model(config.init_from)[0].config)
         run_dir = new_run_dir(config, args.config.stem)
+        flags = ["--config", str(args.config), *flags]
         if args.resume:
             log.info("there is no run to continue yet: starting %s", run_dir)
 
     # Imported here, since lightning takes seconds: --help and a misspelt key are answered without it.
     from dataclasses import asdict
 
+    from gpt.training.datamodule import TokenDataModule
     from gpt.training.run import train
 
     result = train(config, run_dir, flags, resume=found is not None, check_only=args.check)
@@ -79,9 +85,10 @@ def body(argv: list[str]) -> int:
         )
     programs = Path(os.path.relpath(sys.executable)).parent
     log.info(
-        "next, text:      %s/python scripts/generate.py %s --prompt 'The ' --temperature 0.8 --top-k 50",
+        "next, text:      %s/python scripts/generate.py %s --prompt %s --temperature 0.8 --top-k 50",
         programs,
         shlex.quote(result.run_dir),
+        shlex.quote(TokenDataModule(config).prompt),
     )
     log.info("next, attention: %s/tensorboard --logdir %s", programs, shlex.quote(config.checkpoints_dir))
     if args.json:

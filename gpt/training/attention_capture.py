@@ -20,7 +20,8 @@ class AttentionCapture:
     def __init__(self, data: TokenDataModule) -> None:
         config, tokenizer = data.config, data.tokenizer
         context_length = config.model.context_length
-        text_ids = [tokenizer.eot_id, *tokenizer.encode(config.attention_maps.probe_text)]
+        given = config.attention_maps.probe_text
+        text_ids = [tokenizer.eot_id, *tokenizer.encode(data.opening if given is None else given)]
         text_ids = text_ids[: min(MAX_PROBE_TOKENS, context_length)]
         if len(text_ids) < 2:
             raise UserError(

@@ -20,10 +20,12 @@ from gpt.errors import UserError
 from gpt.evaluation import Evaluation
 from gpt.files import atomic_write, sync_folder
 from gpt.training.config import RunConfig
+from gpt.training.datamodule import kill_loader_processes
 
 log = logging.getLogger(__name__)
 
-_OUT_OF_TIME = 1  # a reason to stop; the others are signal numbers, from 2. Ranks agree on the maximum.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_NONE, _OUT_OF_TIME = -1, 0  # reasons to stop; the others are signal numbers. Ranks agree on the maximum.
 _SAME_REQUEST_SECONDS = 0.5  # `timeout -s INT` signals the process and then its group: two signals, one request
 
 
@@ -50,7 +52,7 @@ class RunCheckpoints:
 
     def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:
         """Save ``last.ckpt``; if the loss is the lowest so far, save ``best.ckpt`` and link it as ``last.ckpt``."""
-        if not evaluation.loss_nats < self.best_loss:  # also if it is NaN
+        if evaluation.loss_nats >= self.best_loss:
             self.save(trainer)
             return
         self.best_loss = evaluation.loss_nats
@@ -75,30 +77,39 @@ class Interruption:
     """Stops a run early without losing a step.
 
     A signal only sets a flag: the current step, or the validation that is due after it, is completed and saved, and the
-    process exits with 128 + the signal number. A second Ctrl-C exits at once. After ``max_time`` the run ends as after
-    its last step. Ranks agree after each step, on the largest of their reasons.
+    process exits with 128 + the signal number. A second Ctrl-C exits at once. A signal that the process was started to
+    ignore (nohup) stays ignored. After ``max_time`` the run ends as after its last step. Ranks agree after each step,
+    on the largest of their reasons.
     """
 
     def __init__(self, checkpoints: RunCheckpoints) -> None:
         self._checkpoints = checkpoints
-        self._requested = self._reason = 0  # in this process; as all ranks have agreed
+        self._requested = self._reason = _NONE  # in this process; as all ranks have agreed
         self._first_interrupt: float | None = None
         self._started = time.monotonic()
 
     @contextmanager
     def handlers(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM within this context."""
-        previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        """Handle SIGINT, SIGTERM and SIGHUP within this context."""
+        previous = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._handled = [number for number in _SIGNALS if previous[number] != signal.SIG_IGN]
         try:
+            self.take_signals()
             yield
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
-    def take_sigterm(self, trainer: L.Trainer) -> None:
-        """Replace the SIGTERM handler that Lightning sets in ``fit``, which ends the run without saving."""
-        signal.signal(signal.SIGTERM, self._handle)
-        trainer._signal_connector.received_sigterm = False  # of an earlier SIGTERM, which ``_handle`` has seen as well
+    def take_signals(self) -> None:
+        """Set the handlers; again in ``fit``, where Lightning sets one for SIGTERM that ends the run without saving."""
+        for number in _SIGNALS:
+            signal.signal(number, self._handle if number in self._handled else signal.SIG_IGN)
+
+    def exit_before_start(self) -> None:
+        """Exit if a signal has been received, before there is a step to save."""
+        if self._requested > _OUT_OF_TIME:
+            log.info("%s before the first step", signal.Signals(self._requested).name)
+            raise SystemExit(128 + self._requested)
 
     def after_step(self, trainer: L.Trainer, config: RunConfig) -> None:
         """Save and exit if there is a reason and no validation is due."""
@@ -106,7 +117,7 @@ class Interruption:
         if time.monotonic() - self._started > config.trainer.max_seconds:
             self._requested = max(self._requested, _OUT_OF_TIME)
         self._agree(trainer)
-        if trainer.should_stop or self._reason == 0:
+        if trainer.should_stop or self._reason == _NONE:
             return
         if self._reason == _OUT_OF_TIME:
             trainer.should_stop = True  # makes Lightning validate, and validation saves
@@ -127,7 +138,10 @@ class Interruption:
         now = time.monotonic()
         if number == signal.SIGINT:
             if self._first_interrupt is not None and now - self._first_interrupt > _SAME_REQUEST_SECONDS:
-                os._exit(128 + number)
+                try:
+                    kill_loader_processes()
+                finally:
+                    os._exit(128 + number)
             self._first_interrupt = self._first_interrupt or now
         self._requested = max(self._requested, number)
         # os.write, because the signal may interrupt a print or a log call, or the pipe may be closed.
@@ -164,7 +178,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             cause = error if isinstance(error, OSError) else error.__context__
             if not isinstance(cause, OSError):
                 raise
-            raise UserError(f"cannot save {path}: {cause.strerror}; the previous checkpoint is intact") from error
+            previous = "the previous checkpoint is intact" if Path(path).exists() else "no earlier checkpoint exists"
+            raise UserError(f"cannot save {path}: {cause.strerror}; {previous}") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load tensors and plain values only, so that a hostile file runs no code."""

@@ -14,12 +14,13 @@ from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 
 MAX_CAPTURES = 500
+_LARGEST = 10**12  # in place of infinity, which is a typing error
 
 _RANGES: list[tuple[float, float, str]] = [  # smallest value, largest value, keys
-    (1, math.inf, "data.global_batch_size data.micro_batch_size checkpoint.every_steps trainer.max_steps"),
-    (1, math.inf, "trainer.devices trainer.num_nodes trainer.validate_every_steps trainer.log_every_n_steps"),
-    (0, math.inf, "data.num_workers checkpoint.keep_last guard.max_skipped_steps optim.warmup_steps"),
-    (0, math.inf, "trainer.gradient_clip_val trainer.sample_tokens optim.weight_decay optim.muon_learning_rate"),
+    (1, _LARGEST, "data.global_batch_size data.micro_batch_size checkpoint.every_steps trainer.max_steps"),
+    (1, _LARGEST, "trainer.devices trainer.num_nodes trainer.validate_every_steps trainer.log_every_n_steps"),
+    (0, _LARGEST, "data.num_workers checkpoint.keep_last guard.max_skipped_steps optim.warmup_steps"),
+    (0, _LARGEST, "trainer.gradient_clip_val trainer.sample_tokens optim.weight_decay optim.muon_learning_rate"),
     (0, 1, "optim.decay_fraction optim.muon_momentum"),
     (0, 2**32 - 1, "seed"),
     (2, MAX_CAPTURES, "attention_maps.captures"),
@@ -128,11 +129,8 @@ class AttentionMapsConfig:
 
     enabled: bool = True
     """Whether to capture them."""
-    probe_text: str = (
-        "When Mary and John went to the store, Mary gave a drink to John. When the cat sat on the mat, the dog sat on "
-        "the rug. When the cat ran to the door, the dog ran to the door and the cat ran to the mat."
-    )
-    """The probe text; truncated to the context and to 256 tokens."""
+    probe_text: str | None = None
+    """The probe text, truncated to the context and to 256 tokens; default: the beginning of a validation document."""
     captures: int = 200
     """Captures in the run: at its start, its end, each power of two, and evenly between."""
 
@@ -161,13 +159,13 @@ class RunConfig:
         for low, high, key in ((low, high, key) for low, high, keys in _RANGES for key in keys.split()):
             value = attrgetter(key)(self)
             if not low <= value <= high:  # NaN is refused too
-                expected = f"at least {low}" if high == math.inf else f"between {low} and {high}"
+                expected = f"at least {low}" if value < low and high == _LARGEST else f"between {low} and {high}"
                 raise UserError(f"{key} is {value}; it must be {expected}")
         optim, data = self.optim, self.data
-        if not 0 <= optim.min_learning_rate <= optim.learning_rate or optim.learning_rate == 0:
+        if not 0 <= optim.min_learning_rate <= optim.learning_rate or not 0 < optim.learning_rate < math.inf:
             raise UserError(
                 f"optim.learning_rate is {optim.learning_rate} and optim.min_learning_rate {optim.min_learning_rate}; "
-                "the first must be positive and the second between 0 and it"
+                "the first must be positive and finite, the second between 0 and it"
             )
         if not all(0 <= beta < 1 for beta in optim.betas):
             raise UserError(f"optim.betas are {list(optim.betas)}; each must be at least 0 and below 1")

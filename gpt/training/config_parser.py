@@ -11,11 +11,13 @@ import yaml
 from jsonargparse import SUPPRESS, ArgumentError, ArgumentParser, set_parsing_settings
 
 from gpt.errors import UserError
+from gpt.model.config import GPTConfig
 from gpt.training.config import RunConfig
 
 _COMMAND_LINE = "the command line"
 _OTHER_OPTIONS = ("config", "resume", "check", "json", "help")  # train.py's own
 _VOCAB_SIZE = "model.vocab_size"  # comes with the data
+SHAPE = ("context_length", "d_model", "num_layers", "num_heads", "qkv_bias")  # fields of the model that weights define
 
 
 def config_parser() -> ArgumentParser:
@@ -41,8 +43,10 @@ def flat(config: Mapping[Any, Any]) -> dict[str, Any]:
     return others | {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
 
 
-def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
+def parse_config(config_file: Path, flags: list[str], shape: GPTConfig | None = None) -> RunConfig:
     """Read a YAML file, in which every key is optional, and apply flags ``--section.key value`` over it.
+
+    ``shape`` replaces the defaults of the model's shape: that of the weights that ``init_from`` names.
 
     Raises:
         UserError: an unknown key (with the nearest known one), a wrong type, or a value out of range.
@@ -53,6 +57,9 @@ def parse_config(config_file: Path, flags: list[str]) -> RunConfig:
     for flag in flags:
         if flag.startswith("--"):
             _check_known(flag[2:].partition("=")[0], _COMMAND_LINE)
+    if shape is not None:
+        known = {name: getattr(shape, name) for name in SHAPE}
+        content["model"] = known | (content.get("model") or {})
     parser = config_parser()
     try:
         values = parser.parse_args(flags, namespace=parser.parse_object(content))
@@ -66,7 +73,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise UserError(f"there is no config file {path}; see configs/ for examples")
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), Loader=_StrictLoader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: not UTF-8, or a date such as 2024-13-01
         raise UserError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict | None):
         raise UserError(f"{path} must be a mapping of sections to keys, such as 'model: {{num_layers: 4}}'")
@@ -81,6 +88,12 @@ class _StrictLoader(yaml.SafeLoader):
         if len(mapping) < len(node.value):
             raise yaml.constructor.ConstructorError(None, None, "a key is given twice", node.start_mark)
         return mapping
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Keep ``1:30:00`` and ``2024-01-01`` as text, which YAML 1.1 reads as a number in base 60 and as a date."""
+        if isinstance(node, yaml.ScalarNode) and not node.style and re.match(r"[-+]?[\d_]+[:-]\d", node.value):
+            node.tag = "tag:yaml.org,2002:str"
+        return super().construct_object(node, deep)
 
 
 def _check_known(key: str, where: str) -> None:
@@ -108,6 +121,7 @@ def _readable(message: str) -> str:
         return message
     key, expected, value = match.groups()
     expected = " or ".join(re.findall(r"Expected a (?:typing\.)?(.+?)(?: - |$)", expected))
-    expected = re.sub(r"<class '(\w+)'>", r"\1", expected).replace("Literal", "one of ")
+    expected = re.sub(r"<class '(\w+)'>", r"\1", expected).replace("Literal", "one of ").replace("NoneType", "null")
     expected = re.sub(r"^bool\b", "true or false", expected)
-    return f"{key} is {value!r}; it must be {expected}"
+    quotes = "; in YAML, put it in quotes" if "str" in expected.split() else ""
+    return f"{key} is {value!r}; it must be {expected}{quotes}"

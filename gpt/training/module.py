@@ -1,5 +1,6 @@
 """The Lightning module; ``gpt.training.step`` has an optimizer step in order."""
 
+import os
 import platform
 import subprocess
 from contextlib import suppress
@@ -139,6 +140,7 @@ class GPTModule(L.LightningModule):
             "python": platform.python_version(),
             "git_revision": self.git_revision,
             "manifest_sha256": self.manifest.sha256,
+            "config": asdict(self.config),
             "val_loss_nats": evaluation.loss_nats if evaluation else None,
             "val_bits_per_byte": evaluation.bits_per_byte if evaluation else None,
         }
@@ -174,10 +176,14 @@ def _mixed_seed(seed: int, number: int, rank: int) -> int:
 
 
 def _git_revision() -> str | None:
-    """Commit of the source tree, with ``-dirty`` if it has changes; None outside a git repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """Commit of the source tree, with ``-dirty`` if it has changes; None unless it is this project's git repository."""
+    root = Path(gpt.__file__).parents[1]
+    command = ["git", "-c", "core.fsmonitor=false", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    environment |= {"GIT_CEILING_DIRECTORIES": str(root.parent), "GIT_OPTIONAL_LOCKS": "0"}
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.check_output(
-            command, cwd=Path(gpt.__file__).parent, stderr=subprocess.DEVNULL, text=True, timeout=10
-        ).strip()
+        if (root / ".git").exists() and 'name = "mini-gpt"' in (root / "pyproject.toml").read_text(encoding="utf-8"):
+            return subprocess.check_output(
+                command, cwd=root, env=environment, stderr=subprocess.DEVNULL, text=True, timeout=10
+            ).strip()
     return None

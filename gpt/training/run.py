@@ -2,6 +2,8 @@
 
 import logging
 import os
+import shutil
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -11,8 +13,10 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
+from torch.distributed import DistError
 
-from gpt.checkpoint import LAST, load_model, read_checkpoint
+from gpt.checkpoint import BEST, LAST, load_model, read_checkpoint, steps_trained
 from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.model.transformer import GPT
@@ -21,7 +25,8 @@ from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
-from gpt.training.run_folder import is_first_process, make_run_dir, save_config
+from gpt.training.ranks import ComparedDDP, rank_identity
+from gpt.training.run_folder import CONFIG_NAME, changes, is_first_process, make_run_dir, save_config
 from gpt.training.step import StepCallback
 from gpt.training.trainer import (
     build_trainer,
@@ -61,17 +66,23 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     started = time.monotonic()
     if (given := int(os.environ.get("WORLD_SIZE", config.world_size))) != config.world_size:
         raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
+    config = resolved(config, run_dir)
     data = TokenDataModule(config)
+    checkpoint = _latest_checkpoint(run_dir) if resume else None
+    content = _read_training_state(checkpoint, config, data) if checkpoint else {"global_step": 0}
     L.seed_everything(config.seed, verbose=False)
     module = GPTModule(config, data.manifest)
-    checkpoint = run_dir / LAST if resume and (run_dir / LAST).exists() else None
-    content = _read_checkpoint_of(checkpoint, data) if checkpoint else {"global_step": 0}
     if content["global_step"] >= config.trainer.max_steps:
         return _finished(run_dir, content) if is_first_process() else None
     if config.init_from and not checkpoint:
         copy_weights(module.model, config.init_from, data.tokenizer)
     callback = StepCallback(data, run_dir)
-    trainer = build_trainer(config, run_dir, callback, first_step=content["global_step"] + 1 if checkpoint else 0)
+    strategy: Any = config.trainer.strategy
+    if config.world_size > 1:
+        identity = rank_identity(config, data.manifest.sha256, content["global_step"])
+        strategy = ComparedDDP(identity, callback.interruption)
+    first_step = content["global_step"] + 1 if checkpoint else 0
+    trainer = build_trainer(config, run_dir, callback, strategy, first_step)
     if trainer.is_global_zero:
         preflight(config, module, data, trainer, run_dir, flags)
     if check_only:
@@ -81,9 +92,6 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         _fit(trainer, module, data, checkpoint)
     if not trainer.is_global_zero:
         return None
-    if callback.sample:  # a young byte model generates control characters
-        printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in callback.sample)
-        log.info("\n--- sample of the model ---\n%s\n---\n", printable)
     assert module.evaluation is not None  # the last step is validated
     return RunResult(
         run_dir=str(run_dir),
@@ -98,15 +106,19 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
 
 @contextmanager
 def _lock_run_dir(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, steps_done: int) -> Iterator[None]:
-    """Create or resume the run folder, and lock it."""
+    """Create or resume the run folder, and lock it; delete it again if the run ends before it has written anything."""
     if not resume:
-        make_run_dir(run_dir, resolved(config, run_dir), flags)
+        make_run_dir(run_dir, config, flags)
     with exclusive(run_dir, f"another process is training in {run_dir}; wait for it or stop it"):
         if resume:
-            save_config(run_dir, resolved(config, run_dir), flags)
+            save_config(run_dir, config, flags)
             wait_for_event_file_name(run_dir)
             log.info("resuming after step %d" if steps_done else "no checkpoint yet: starting at step %d", steps_done)
-        yield
+        try:
+            yield
+        finally:
+            if not resume and [path.name for path in run_dir.iterdir()] == [CONFIG_NAME]:
+                shutil.rmtree(run_dir)
 
 
 def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoint: Path | None) -> None:
@@ -118,6 +130,17 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
         if "in DataLoader worker process" not in str(error):  # else torch has put the worker's traceback around it
             raise
         raise UserError(str(error).strip().splitlines()[-1].partition("UserError: ")[2]) from None
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error) and "gloo" not in str(error) and not isinstance(error, DistError):
+            raise
+        reason = str(error).partition(". ")[0].strip()
+        raise UserError(f"a process of the run has ended: {reason}; --resume continues it") from None
+    except BaseException:
+        if isinstance(trainer.strategy.launcher, _SubprocessScriptLauncher):
+            trainer.strategy.launcher.kill(signal.SIGKILL)  # the other ranks wait for this one
+        raise
+    finally:
+        data.close()
 
 
 def resolved(config: RunConfig, run_dir: Path) -> RunConfig:
@@ -147,7 +170,7 @@ def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
         wrong.append("qkv_bias")
     if wrong:
         flags = " ".join(f"--model.{name} {str(getattr(given, name)).lower()}" for name in wrong)
-        raise UserError(f"init_from {init_from} has another shape than this run; give {flags}")
+        raise UserError(f"init_from {init_from} has another shape than this run; leave out those keys, or give {flags}")
     weights = source.state_dict()
     for name, parameter in model.state_dict().items():
         parameter.zero_()
@@ -155,11 +178,26 @@ def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
             parameter.copy_(weights[name][: len(parameter)])  # cuts position embeddings only
 
 
-def _read_checkpoint_of(checkpoint: Path, data: TokenDataModule) -> dict[str, Any]:
-    """Read the checkpoint to resume from, and refuse to resume on other data."""
+def _latest_checkpoint(run_dir: Path) -> Path | None:
+    """``last.ckpt``; if it is missing, the latest other checkpoint of the run; None if there is none."""
+    if (run_dir / LAST).exists():
+        return run_dir / LAST
+    others = [path for path in (run_dir / BEST, *run_dir.glob("step_*.ckpt")) if path.exists()]
+    latest = max(others, key=steps_trained, default=None)
+    if latest:
+        log.warning("%s is missing; continuing from %s", run_dir / LAST, latest)
+    return latest
+
+
+def _read_training_state(checkpoint: Path, config: RunConfig, data: TokenDataModule) -> dict[str, Any]:
+    """Read the checkpoint to resume from, and refuse to resume with another config or on other data."""
     content = read_checkpoint(checkpoint)
+    if not content.keys() >= {"provenance", "optimizer_states", "global_step"}:
+        raise UserError(f"{checkpoint} has no training state; start a new run, with its weights as --init_from")
+    if saved := content["provenance"].get("config"):  # older checkpoints have none
+        changes({**saved, "run_name": config.run_name}, config, checkpoint)
     if content["provenance"]["manifest_sha256"] != data.manifest.sha256:
-        raise UserError(f"{data.config.data.path} is not the data that {checkpoint} was trained on; start a new run")
+        raise UserError(f"{config.data.path} is not the data that {checkpoint} was trained on; start a new run")
     return content
 
 

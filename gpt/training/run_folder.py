@@ -7,8 +7,10 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -54,7 +56,7 @@ def new_run_dir(config: RunConfig, default_name: str) -> Path:
 
 
 def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list[str]] | None:
-    """Find the run to resume: by ``run_name``, else the latest with the config's name, or by its own ``config.yaml``.
+    """Find the run to resume: by ``run_name``, by its own ``config.yaml``, or else the config's only unfinished run.
 
     Returns:
         The folder, the config, and all flags, those of the start and the new ones; None if there is no such run yet.
@@ -63,50 +65,61 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
         UserError: a change would make it another run.
     """
     if _started_with(config_file) is not None:
-        if _only(flags, "checkpoints_dir"):
+        if _split(flags, "checkpoints_dir")[0]:
             raise UserError(f"--checkpoints_dir has no effect: {config_file} is the config of the run in its folder")
         run_dir = config_file.parent
     else:
         # The other flags may be valid only together with those of the first start.
-        named = parse_config(config_file, _only(flags, "checkpoints_dir", "run_name"))
-        run_dir = _latest(Path(named.checkpoints_dir), named.run_name, config_file.stem)
+        named = parse_config(config_file, _split(flags, "checkpoints_dir", "run_name")[0])
+        parent = Path(named.checkpoints_dir)
+        run_dir = parent / named.run_name if named.run_name else _unfinished_run(parent, config_file.stem)
     if not run_dir.exists():
         return None
     started_with = _started_with(run_dir / CONFIG_NAME)
     if started_with is None:
         raise UserError(f"{run_dir} has no {CONFIG_NAME} written by train.py; name another run with --run_name")
-    all_flags = started_with if started_with[-len(flags) :] == flags else [*started_with, *flags]
-    saved, asked = parse_config(run_dir / CONFIG_NAME, []), parse_config(config_file, all_flags)
-    is_other_name = _only(flags, "run_name") and asked.run_name != run_dir.name  # a renamed folder is the same run
+    given_name, others = _split(flags, "run_name")
+    all_flags = started_with if started_with[-len(others) :] == others else [*started_with, *others]
+    saved = parse_config(run_dir / CONFIG_NAME, [])
+    shape = saved.model if saved.init_from else None
+    asked = parse_config(config_file, [*_split(all_flags, "config")[1], *given_name], shape)
+    is_other_name = given_name and asked.run_name != run_dir.name  # a renamed folder is the same run
     run_name = asked.run_name if is_other_name else saved.run_name
     asked = replace(asked, run_name=run_name, checkpoints_dir=str(run_dir.parent))
     for key in ("precision", "compile"):  # auto keeps the choice of the first start
         if getattr(asked.trainer, key) == "auto":
             asked = replace(asked, trainer=replace(asked.trainer, **{key: getattr(saved.trainer, key)}))
-    _compare(run_dir, saved, asked)
+    for key, (before, after) in changes(asdict(saved), asked, run_dir).items():
+        if key != "checkpoints_dir":  # a moved folder changes nothing
+            log.info("%s: %s instead of %s from now on", key, after, before)
     return run_dir, asked, all_flags
 
 
-def _compare(run_dir: Path, saved: RunConfig, asked: RunConfig) -> None:
-    before, after = flat(asdict(saved)), flat(asdict(asked))
-    for key in (key for key in before if before[key] != after[key]):
-        if key not in CHANGEABLE:
-            raise UserError(
-                f"{key} was {before[key]} in {run_dir} and is now {after[key]}, which would be another run; "
-                "leave it unchanged, or start a new run without --resume"
-            )
-        if key != "checkpoints_dir":  # a moved folder changes nothing
-            log.info("%s: %s instead of %s from now on", key, after[key], before[key])
+def changes(saved: Mapping[str, Any], asked: RunConfig, where: Path) -> dict[str, tuple[Any, Any]]:
+    """Keys of a saved config whose values change, with both values.
+
+    Raises:
+        UserError: a change would make it another run; ``where`` is the file or folder that holds the saved config.
+    """
+    before, after = flat(saved), flat(asdict(asked))
+    changed = {key: (before[key], after[key]) for key in before.keys() & after.keys() if before[key] != after[key]}
+    for key in sorted(changed.keys() - CHANGEABLE):
+        raise UserError(
+            f"{key} was {before[key]} in {where} and is now {after[key]}, which would be another run; "
+            "leave it unchanged, or start a new run without --resume"
+        )
+    return changed
 
 
-def _only(flags: list[str], *keys: str) -> list[str]:
-    """The flags of some keys, with their values."""
-    chosen = []
-    for index, flag in enumerate(flags):
-        name, equals, _ = flag.partition("=")
-        if name.removeprefix("--") in keys:
-            chosen += [flag] if equals else flags[index : index + 2]
-    return chosen
+def _split(flags: list[str], *keys: str) -> tuple[list[str], list[str]]:
+    """The flags of some keys, and the others, each with their values."""
+    parts: tuple[list[str], list[str]] = [], []
+    part = parts[1]
+    for flag in flags:
+        if flag.startswith("--"):
+            part = parts[flag[2:].partition("=")[0] not in keys]
+        part.append(flag)
+    return parts
 
 
 def make_run_dir(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
@@ -133,17 +146,37 @@ def save_config(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
         file.write(f"{_STARTED_WITH}{json.dumps(flags)}\n{yaml.safe_dump(content, sort_keys=False)}".encode())
 
 
-def _latest(parent: Path, run_name: str | None, default_name: str) -> Path:
-    """The run with this name, or the highest numbered one with the default name."""
-    if run_name is not None:
-        return parent / run_name
-    name = re.compile(rf"{re.escape(default_name)}-(\d+)")
-    numbered = {int(match[1]): path for path in parent.glob("*") if (match := name.fullmatch(path.name))}
-    return numbered[max(numbered)] if numbered else parent / default_name
+def _unfinished_run(parent: Path, default_name: str) -> Path:
+    """The only unfinished run that a config has named; if all are finished, the one that was used last."""
+    runs = {run_dir: run_dir.stat().st_mtime_ns for run_dir in parent.glob("*") if _is_named_by(run_dir, default_name)}
+    if len(runs) < 2:
+        return next(iter(runs), parent / default_name)
+    from gpt.checkpoint import LAST, steps_trained  # takes seconds
+
+    def is_finished(run_dir: Path) -> bool:
+        max_steps = parse_config(run_dir / CONFIG_NAME, []).trainer.max_steps
+        return (run_dir / LAST).exists() and steps_trained(run_dir / LAST) >= max_steps
+
+    unfinished = sorted(run_dir.name for run_dir in runs if not is_finished(run_dir))
+    if len(unfinished) > 1:
+        raise UserError(f"{', '.join(unfinished)} in {parent} are unfinished; choose one with --run_name")
+    run_dir = parent / unfinished[0] if unfinished else max(runs, key=runs.__getitem__)
+    log.info("%s is %s", run_dir, "the only unfinished run" if unfinished else "the run that was used last")
+    return run_dir
+
+
+def _is_named_by(run_dir: Path, default_name: str) -> bool:
+    """Whether a run has this default name, or a numbered one that ``new_run_dir`` chose for a config of this name."""
+    flags = _started_with(run_dir / CONFIG_NAME)
+    if flags is None or run_dir.name == default_name:
+        return flags is not None
+    config_name = Path(flags[1]).stem if flags[:1] == ["--config"] else default_name  # older runs did not record it
+    is_numbered = re.fullmatch(rf"{re.escape(default_name)}-\d+", run_dir.name) is not None
+    return is_numbered and config_name == default_name and not _split(flags, "run_name")[0]
 
 
 def _started_with(config_file: Path) -> list[str] | None:
-    """The flags in the first line of a run's config; None for any other file."""
+    """The flags in the first line of a run's config, ``--config`` first; None for any other file."""
     if not config_file.is_file():
         return None
     first_line = config_file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
@@ -151,7 +184,7 @@ def _started_with(config_file: Path) -> list[str] | None:
         return None
     try:
         return [str(flag) for flag in json.loads(first_line.removeprefix(_STARTED_WITH))]
-    except (json.JSONDecodeError, TypeError):
+    except (json.JSONDecodeError, TypeError, RecursionError):
         raise UserError(f"the first line of {config_file} is damaged; it must list the flags of the run") from None
 
 

@@ -27,8 +27,9 @@ Lightning's own ways that are replaced, and why (docs/experiments.md has the fig
 """
 
 import logging
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
@@ -50,7 +51,7 @@ _SAMPLING = Sampling(temperature=0.8, top_k=50)
 
 
 class DivergedError(UserError):
-    """More steps than ``guard.max_skipped_steps`` were skipped."""
+    """More steps than ``guard.max_skipped_steps`` were skipped, or the validation loss is not finite."""
 
     exit_status = 1
 
@@ -63,14 +64,16 @@ class StepCallback(Checkpoint):
         self.attention = AttentionCapture(data) if data.config.attention_maps.enabled else None
         self.checkpoints = RunCheckpoints(run_dir, data.config.checkpoint.keep_last)
         self.interruption = Interruption(self.checkpoints)
-        self.sample = ""
-        self._tokenizer = data.tokenizer
+        self._data = data
+        self._has_started = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._has_started = True
         self.training_log.start(trainer)
         if self.attention and trainer.global_step == 0:
             self.attention.capture(trainer, pl_module)
-        self.interruption.take_sigterm(trainer)
+        self.interruption.take_signals()
+        trainer._signal_connector.received_sigterm = False  # of an earlier SIGTERM, which ``Interruption`` has seen
 
     def on_train_batch_start(self, *args: Any) -> None:
         self.training_log.start_clock()
@@ -95,6 +98,8 @@ class StepCallback(Checkpoint):
         assert isinstance(pl_module, GPTModule)
         assert pl_module.evaluation is not None
         self.training_log.after_validation(trainer, pl_module.evaluation)
+        if not math.isfinite(loss := pl_module.evaluation.loss_nats):
+            self._diverged(trainer, f"the validation loss at step {trainer.global_step} is {loss}")
         if trainer.is_global_zero and pl_module.config.trainer.sample_tokens > 0:
             self._sample(trainer, pl_module)
         self.checkpoints.after_validation(trainer, pl_module.evaluation)
@@ -104,10 +109,13 @@ class StepCallback(Checkpoint):
         self.training_log.close()
         if self.attention:
             self.attention.capture(trainer, pl_module, is_last=True)  # no effect if this step is captured already
+        assert isinstance(pl_module, GPTModule)
+        if trainer.is_global_zero and pl_module.skipped_steps:
+            log.warning("%s and were skipped", _skipped(pl_module))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.training_log.close()
-        if self.attention and isinstance(exception, SystemExit | DivergedError):
+        if self.attention and self._has_started and isinstance(exception, SystemExit | DivergedError):
             self.attention.capture(trainer, pl_module, is_last=True)
 
     def state_dict(self) -> dict[str, Any]:
@@ -119,28 +127,35 @@ class StepCallback(Checkpoint):
     def _stop_if_diverged(self, trainer: L.Trainer, module: GPTModule) -> None:
         if not module.is_log_due():
             return
-        step, skipped, first = trainer.global_step, int(module.skipped_steps), int(module.first_skipped_step)
+        skipped = int(module.skipped_steps)
         if trainer.logger is not None:
-            trainer.logger.log_metrics({"train/skipped_steps": skipped}, step=step)
-        if skipped <= module.config.guard.max_skipped_steps:
-            return
+            trainer.logger.log_metrics({"train/skipped_steps": skipped}, step=trainer.global_step)
+        if skipped > module.config.guard.max_skipped_steps:
+            self._diverged(trainer, f"by step {trainer.global_step}, {_skipped(module)}")
+
+    def _diverged(self, trainer: L.Trainer, reason: str) -> NoReturn:
         if not trainer.is_global_zero:
             raise SystemExit(0)  # the first process reports; a launcher would kill it if another one failed
-        raise DivergedError(
-            f"by step {step}, {skipped} steps had a gradient that is not finite, the first of them step {first} "
-            f"(global batch {first - 1} of seed {module.config.seed}); the weights of the lowest validation loss, if "
-            f"one was finite, are in {self.checkpoints.folder / BEST}; lower the learning rate, or look at that batch"
-        )
+        best, loss = self.checkpoints.folder / BEST, self.checkpoints.best_loss
+        kept = f"{best} has a validation loss of {loss:.4f} nats" if best.exists() else "no validated checkpoint exists"
+        raise DivergedError(f"{reason}; {kept}. Lower optim.learning_rate, or look at the batch of that step")
 
     def _sample(self, trainer: L.Trainer, module: GPTModule) -> None:
-        """Generate from an empty prompt, with the same seed at each validation, for TensorBoard's Text tab."""
-        try:
-            request = Request(module.config.trainer.sample_tokens, _SAMPLING)
-            (continuation,) = generate(module.model, self._tokenizer, [[]], request, seeds=[0])
-        except UserError as error:  # the model has diverged; it is still saved
-            log.warning("no sample: %s", error)
-            return
-        self.sample = continuation.text
+        """Continue the prompt, with the same seed at each validation, for the log and TensorBoard's Text tab."""
+        request = Request(module.config.trainer.sample_tokens, _SAMPLING)
+        prompt_ids = self._data.tokenizer.encode(self._data.prompt)
+        (continuation,) = generate(module.model, self._data.tokenizer, [prompt_ids], request, seeds=[0])
+        text = self._data.prompt + continuation.text
+        printable = "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)  # a young byte model
+        self.training_log.print(f"\n--- sample of the model ---\n{printable}\n---\n")
         # Indented by four spaces it is a code block in Markdown, which keeps line breaks and symbols.
-        markdown = "\n".join(f"    {line}" for line in self.sample.splitlines())
+        markdown = "\n".join(f"    {line}" for line in text.splitlines())
         trainer.logger.experiment.add_text("sample", markdown, trainer.global_step)  # type: ignore[union-attr]
+
+
+def _skipped(module: GPTModule) -> str:
+    first = int(module.first_skipped_step)
+    return (
+        f"{int(module.skipped_steps)} steps had a gradient that is not finite, the first of them step {first} "
+        f"(global batch {first - 1} of seed {module.config.seed})"
+    )

@@ -1,17 +1,23 @@
 """Lightning's Trainer for a run: hardware, precision, compilation, and the parts of Lightning that are replaced."""
 
 import logging
+import os
+import re
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.loggers.logger import rank_zero_experiment
 from lightning.fabric.plugins.environments.slurm import SLURMEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.strategies import Strategy
 from lightning.pytorch.utilities import rank_zero_only
+from torch.utils.tensorboard import SummaryWriter
 
 from gpt.errors import UserError
 from gpt.training.checkpoints import AtomicCheckpointIO
@@ -21,20 +27,24 @@ from gpt.training.module import GPTModule
 log = logging.getLogger(__name__)
 
 
-def build_trainer(config: RunConfig, run_dir: Path, callback: L.Callback, first_step: int) -> L.Trainer:
+def build_trainer(
+    config: RunConfig, run_dir: Path, callback: L.Callback, strategy: str | Strategy, first_step: int
+) -> L.Trainer:
     """Build the Trainer of a run; events of an interrupted run from ``first_step`` on are discarded."""
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")  # windows load faster than models train
     warnings.filterwarnings("ignore", message=".*your dataloader is not resumable.*")  # it is: it starts at a step
     warnings.filterwarnings("ignore", message=".*isinstance.treespec, LeafSpec.*")
-    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
     torch.set_float32_matmul_precision("high")  # TF32 for float32 products on a GPU
     options = config.trainer
     # Lightning's requeueing saves in the middle of a step and loads that file in later runs; --resume replaces it.
     slurm = [SLURMEnvironment(auto_requeue=False)] if SLURMEnvironment.detect() else []
-    names = ("accelerator", "devices", "num_nodes", "strategy", "max_steps")
+    names = ("accelerator", "devices", "num_nodes", "max_steps")
     try:
         return L.Trainer(
             **{name: getattr(options, name) for name in names},
+            strategy=strategy,
             max_epochs=-1,
             precision=choose_precision(config),
             accumulate_grad_batches=config.accumulation,
@@ -56,10 +66,48 @@ def build_trainer(config: RunConfig, run_dir: Path, callback: L.Callback, first_
 class _RunLogger(TensorBoardLogger):
     """TensorBoard events in the run folder itself, and no hparams.yaml next to config.yaml."""
 
+    @property
+    @rank_zero_experiment
+    def experiment(self) -> SummaryWriter:
+        """The writer of events."""
+        if self._experiment is None:
+            records = super().experiment._get_file_writer().event_writer._async_writer._writer
+            records._writer = EventFile(records._writer)
+        assert self._experiment is not None
+        return self._experiment
+
     @rank_zero_only
     def save(self) -> None:
         """Flush."""
         self.experiment.flush()
+
+
+class EventFile:
+    """A binary file of TensorBoard events; after a write that fails (a full disk) the run goes on without it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._has_failed = file, False
+
+    def write(self, data: bytes) -> None:
+        """Write a record."""
+        self._try(self._file.write, data)
+
+    def flush(self) -> None:
+        """Flush."""
+        self._try(self._file.flush)
+
+    def close(self) -> None:
+        """Close."""
+        self._try(self._file.close)
+
+    def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
+        if not self._has_failed:
+            try:
+                call(*arguments)
+            except OSError as error:
+                self._has_failed = True
+                name = os.fsdecode(self._file.filename)
+                log.warning("cannot write %s: %s; the run goes on without it", name, error.strerror)
 
 
 def choose_precision(config: RunConfig) -> Any:
@@ -102,8 +150,8 @@ def compiler_error(device: torch.device) -> str | None:
 
 def wait_for_event_file_name(run_dir: Path) -> None:
     """Wait for the next second, which is part of an event file's name: TensorBoard reads the files in that order."""
-    seconds = [int(path.name.split(".")[3]) for path in run_dir.glob("events.out.tfevents.*")]
-    wait = max(seconds, default=0.0) + 1 - time.time()
+    names = (re.match(r"events\.out\.tfevents\.(\d+)\.", path.name) for path in run_dir.iterdir())
+    wait = max((int(name[1]) for name in names if name), default=0) + 1 - time.time()
     if wait > 2:
         log.warning("the clock is behind the event files of %s; TensorBoard may not show what this run adds", run_dir)
     time.sleep(min(2.0, max(0.0, wait)))

@@ -3,6 +3,7 @@
 import logging
 import sys
 import time
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -16,7 +17,21 @@ from gpt.training.optim import learning_rate_factor
 
 log = logging.getLogger(__name__)
 
+_STEADY_STEPS = 10  # of which the speed is known
 _LINE_SECONDS = 10.0  # without a terminal: at most one progress line in this time
+
+
+class _Terminal:
+    """Standard error, whose loss (a closed terminal) does not end the run."""
+
+    def write(self, text: str) -> None:
+        """Write, unless the terminal is lost."""
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.stderr, name)
 
 
 class TrainingLog:
@@ -29,15 +44,18 @@ class TrainingLog:
         self.train_loss = self.tokens_per_second = float("nan")  # of the last step; of all steps of this process
         self._config = config
         self._bar: tqdm[Any] | None = None
+        self._terminal: Any = _Terminal()
         self._clock: float | None = None  # when it was last read; None while it is stopped
         self._steps, self._seconds = 0, 0.0  # of training, until the clock was last read
         self._steps_at_log, self._seconds_at_log = 0, 0.0
+        self._has_warned = False
         self._logged_step, self._next_line = -1, time.monotonic()
 
     def start(self, trainer: L.Trainer) -> None:
         """Open the progress bar in a terminal."""
         if trainer.is_global_zero and sys.stderr.isatty():
-            self._bar = tqdm(total=trainer.max_steps, initial=trainer.global_step, unit="step", dynamic_ncols=True)
+            done, steps = trainer.global_step, trainer.max_steps
+            self._bar = tqdm(total=steps, initial=done, unit="step", dynamic_ncols=True, file=self._terminal)
 
     def start_clock(self) -> None:
         """Start the clock if it is stopped."""
@@ -75,7 +93,7 @@ class TrainingLog:
             metrics = {f"val/{name}": value for name, value in asdict(evaluation).items() if name != "tokens"}
             trainer.logger.log_metrics(metrics, step=trainer.global_step)
         if trainer.is_global_zero:
-            self._print(f"step {trainer.global_step}: validation {evaluation}")
+            self.print(f"step {trainer.global_step}: validation {evaluation}")
 
     def close(self) -> None:
         """Close the progress bar."""
@@ -95,6 +113,7 @@ class TrainingLog:
         rate = steps * self._config.tokens_per_step / max(seconds, 1e-9)
         self.tokens_per_second = self._steps * self._config.tokens_per_step / max(self._seconds, 1e-9)
         self._steps_at_log, self._seconds_at_log = self._steps, self._seconds
+        self._warn_if_out_of_time(step)
         if self._bar is not None:
             self._bar.set_postfix_str(f"loss {self.train_loss:.4f}, {rate:,.0f} tokens/s", refresh=False)
         elif trainer.is_global_zero and now >= self._next_line:
@@ -102,12 +121,26 @@ class TrainingLog:
             progress = f"step {step} of {trainer.max_steps}: loss {self.train_loss:.4f}"
             if self._steps > 1:  # the first includes one-time setup
                 progress += f", {rate:,.0f} tokens/s, {seconds_left:.0f} s left"
-            self._print(progress)
+            self.print(progress)
             self._next_line = now + _LINE_SECONDS
         return rate
 
-    def _print(self, message: str) -> None:
+    def _warn_if_out_of_time(self, step: int) -> None:
+        """Warn once if ``trainer.max_time`` will end the run before its learning rate has decayed."""
+        options = self._config.trainer
+        last_step = step + (options.max_seconds - self._seconds) * self._steps / self._seconds
+        if self._steps < _STEADY_STEPS or self._has_warned or self._config.optim.schedule == "constant":
+            return
+        if last_step < 0.9 * options.max_steps:
+            self._has_warned = True
+            self.print(
+                f"trainer.max_time will end the run at about step {last_step:.0f} of {options.max_steps}, before the "
+                f"learning rate has decayed; --trainer.max_steps {last_step:.0f} would let it"
+            )
+
+    def print(self, message: str) -> None:
+        """Print above the progress bar, or log."""
         if self._bar is None:
             log.info(message)
         else:
-            self._bar.write(message, file=sys.stderr)
+            self._bar.write(message, file=self._terminal)
