@@ -1,3 +1,4 @@
+import errno
 import resource
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gpt.checkpoint import load_model, read_checkpoint
-from tests.runs import TrainTiny
+from tests.runs import TrainTiny, at_step
 
 
 @pytest.fixture
@@ -28,6 +29,24 @@ def test_a_full_disk_is_a_one_line_error_and_keeps_the_previous_checkpoint(
     assert (tiny_copy / "last.ckpt").read_bytes() == before
     assert not list(tiny_copy.glob("*.tmp"))
     load_model(tiny_copy)
+
+
+def test_event_files_on_a_full_disk_cost_the_run_nothing(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from tensorboard.compat.tensorflow_stub.io.gfile import GFile
+
+    def full(self: GFile, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        at_step(7, lambda: patch.setattr(GFile, "write", full), monkeypatch)
+        assert train_tiny(tmp_path) == 0
+    error = capfd.readouterr().err
+    assert error.count("cannot write") == 1
+    assert f"{tmp_path / 'tiny' / 'events.out.tfevents'}" in error
+    assert "Traceback" not in error
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 30
 
 
 def test_keep_last_keeps_that_many_checkpoints(train_tiny: TrainTiny, tmp_path: Path) -> None:

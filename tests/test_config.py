@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpt.errors import UserError
+from gpt.model.config import GPTConfig
 from gpt.training.config import RunConfig
 from gpt.training.config_parser import config_keys, parse_config
 from gpt.training.run_folder import save_config
@@ -98,6 +99,15 @@ def test_a_saved_config_loads_equal(yaml_file: Path) -> None:
         ("attention_maps: {captures: 501}", [], ["attention_maps.captures is 501"]),
         ("[1, 2]", [], ["must be a mapping"]),
         ("a: b: c", [], ["not valid YAML"]),
+        ("[" * 5000, [], ["not valid YAML", "recursion"]),
+        ("{a: " * 5000, [], ["not valid YAML", "recursion"]),
+        ("run_name: 2024", [], ["run_name is '2024'; it must be str or null; in YAML, put it in quotes"]),
+        ("run_name: on", [], ["run_name is 'True'", "put it in quotes"]),
+        ("trainer: {max_time: 5400}", [], ["trainer.max_time is '5400'", "put it in quotes"]),
+        ("optim: {learning_rate: .inf}", [], ["optim.learning_rate is inf", "finite"]),
+        ("optim: {weight_decay: .inf}", [], ["optim.weight_decay is inf", "between 0 and 1000000000000"]),
+        ("trainer: {max_steps: 1e400}", [], ["trainer.max_steps is 'inf'", "int"]),
+        ("", ["--trainer.max_steps", "9" * 30], ["trainer.max_steps", "between 1 and 1000000000000"]),
         ("x: !!python/object/apply:os.system ['touch /tmp/evil']", [], ["not valid YAML", "python/object"]),
         ("", ["stray"], ["unrecognized arguments: stray"]),
         ("", ["--model.d_model"], ["--model.d_model", "expected one argument"]),
@@ -110,6 +120,20 @@ def test_a_mistake_is_a_one_line_error(content: str, flags: list[str], words: li
     assert "\n" not in str(error.value)
     for word in words:
         assert word in str(error.value)
+
+
+def test_times_and_dates_are_text(yaml_file: Path) -> None:
+    yaml_file.write_text("run_name: 2024-01-01\ntrainer: {max_time: 1:30:00}")  # 5400 and a date in YAML 1.1
+    config = parse_config(yaml_file, [])
+    assert config.run_name == "2024-01-01"
+    assert config.trainer.max_seconds == 5400
+
+
+def test_the_shape_of_weights_replaces_defaults_and_not_what_is_given(yaml_file: Path) -> None:
+    yaml_file.write_text("model: {num_layers: 3, dropout: 0.3}")
+    shape = GPTConfig(vocab_size=99, context_length=16, d_model=24, num_layers=2, num_heads=2, dropout=0.2)
+    config = parse_config(yaml_file, ["--model.num_heads", "4"], shape)
+    assert config.model == GPTConfig(50257, 16, 24, num_layers=3, num_heads=4, dropout=0.3)
 
 
 def test_a_missing_config_file_is_named(tmp_path: Path) -> None:

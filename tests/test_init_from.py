@@ -43,6 +43,24 @@ def test_a_resumed_run_does_not_read_init_from_again(tiny_run: Path, train_tiny:
     assert same_weights(tmp_path / "whole" / "tiny", tmp_path / "parts" / "tiny")
 
 
+def test_the_shape_comes_from_the_weights(tiny_run: Path, tiny_data: Path, tmp_path: Path) -> None:
+    from scripts import train
+
+    config = tmp_path / "fine.yaml"
+    config.write_text(
+        "model: {dropout: 0.0}\ndata: {global_batch_size: 2, micro_batch_size: 2}\noptim: {warmup_steps: 1}\n"
+        "trainer: {max_steps: 2, accelerator: cpu}"
+    )
+    flags = ["--config", str(config), "--data.path", str(tiny_data), "--checkpoints_dir", str(tmp_path / "runs")]
+    shutil.copytree(tiny_run, tmp_path / "source")
+    assert train.main([*flags, "--init_from", str(tmp_path / "source")]) == 0
+    model, _ = load_model(tmp_path / "runs" / "fine")
+    assert (model.config.d_model, model.config.num_layers, model.config.num_heads) == (32, 2, 2)
+    assert (model.config.context_length, model.config.dropout) == (32, 0.0)
+    shutil.rmtree(tmp_path / "source")  # a resume does not need it
+    assert train.main([*flags, "--resume", "--trainer.max_steps", "3"]) == 0
+
+
 @pytest.mark.parametrize(
     "flags,words",
     [

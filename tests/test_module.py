@@ -1,5 +1,6 @@
 """The Lightning module; complete runs are in test_run.py."""
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
 from gpt.training.config_parser import parse_config
 from gpt.training.datamodule import TokenDataModule
-from gpt.training.module import GPTModule, _mixed_seed
+from gpt.training.module import GPTModule, _git_revision, _mixed_seed
 from tests.runs import TrainTiny, same_tensors, scalars, weights
 
 
@@ -91,3 +92,32 @@ def test_a_trainer_with_another_accumulate_grad_batches_is_refused(tiny_data: Pa
     trainer = L.Trainer(max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False)
     with pytest.raises(UserError, match="accumulate_grad_batches is 1; the config's batch sizes need 2"):
         trainer.fit(GPTModule(config, data.manifest), data)
+
+
+def test_only_this_project_s_repository_is_recorded_and_nothing_of_another_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def git(*arguments: str) -> str:
+        identity = ["-c", "user.name=x", "-c", "user.email=x@example.org"]
+        return subprocess.run(["git", *identity, *arguments], cwd=tmp_path, capture_output=True, text=True).stdout
+
+    package = tmp_path / "vendored" / "gpt"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (tmp_path / "hook").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")
+    (tmp_path / "hook").chmod(0o755)
+    git("init")
+    git("add", "vendored")
+    git("commit", "-m", "another project")
+    git("config", "core.fsmonitor", str(tmp_path / "hook"))
+    monkeypatch.setattr("gpt.__file__", str(package / "__init__.py"))
+    assert _git_revision() is None
+    monkeypatch.setattr("gpt.__file__", str(tmp_path / "gpt" / "__init__.py"))  # a repository of another name
+    assert _git_revision() is None
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "mini-gpt"\n')
+    revision = _git_revision()
+    assert revision is not None
+    assert git("rev-parse", "HEAD").strip() in revision
+    monkeypatch.setenv("GIT_DIR", str(tmp_path / "nowhere"))  # as in a git hook
+    assert _git_revision() == revision
+    assert not (tmp_path / "ran").exists()

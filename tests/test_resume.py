@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpt.checkpoint import read_checkpoint
+from gpt.checkpoint import load_model, read_checkpoint, write_model
 from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.training.config_parser import parse_config
@@ -227,16 +227,56 @@ def test_resume_continues_the_latest_of_numbered_runs(train_tiny: TrainTiny, tmp
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 4
 
 
-def test_the_number_of_a_run_follows_the_complete_stem(tmp_path: Path) -> None:
-    from gpt.training.run_folder import _latest
+@pytest.mark.parametrize("key,before,after", [
+    ("optim.learning_rate", "learning_rate: 0.003", "learning_rate: 0.004"), ("seed", "seed: 1234", "seed: 7"),
+    ("optim.weight_decay", "weight_decay: 0.1", "weight_decay: 0.2"), ("model.dropout", "dropout: 0.1", "dropout: 0.2"),
+    ("model.num_heads", "num_heads: 2", "num_heads: 4"), ("model.num_layers", "num_layers: 2", "num_layers: 3"),
+    ("data.global_batch_size", "global_batch_size: 4", "global_batch_size: 8"),
+    ("optim.betas", "- 0.95", "- 0.99"), ("trainer.precision", "precision: 32-true", "precision: bf16-mixed"),
+])  # fmt: skip
+def test_a_run_s_config_that_was_edited_is_compared_with_its_checkpoint(
+    key: str, before: str, after: str, tiny_copy: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from scripts import train
 
-    for name in ("wiki-103", "wiki-103-2", "wiki-103-10", "wiki", "wiki-9"):
-        (tmp_path / name).mkdir()
-    assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
-    (tmp_path / "wiki-103").rmdir()  # a gap in the numbers
-    assert _latest(tmp_path, None, "wiki-103").name == "wiki-103-10"
-    assert _latest(tmp_path, "wiki", "wiki-103").name == "wiki"
-    assert _latest(tmp_path, None, "new").name == "new"
+    config = tiny_copy / "config.yaml"
+    assert before in config.read_text()
+    config.write_text(config.read_text().replace(before, after))
+    assert train.main(["--config", str(config), "--resume", "--trainer.max_steps", "40"]) == 2
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error.startswith(f"error: {key} was ")
+    assert f"in {tiny_copy / 'last.ckpt'} and is now" in error
+
+
+def test_a_run_without_last_ckpt_continues_from_its_other_checkpoints(
+    train_tiny: TrainTiny, tiny_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    with monkeypatch.context() as patch, pytest.raises(CrashError):
+        at_step(17, _crash, patch)
+        train_tiny(tmp_path)
+    (tmp_path / "tiny" / "last.ckpt").unlink()
+    assert train_tiny(tmp_path, "--resume") == 0
+    error = capfd.readouterr().err
+    assert f"last.ckpt is missing; continuing from {tmp_path / 'tiny' / 'best.ckpt'}" in error
+    assert "resuming after step 12" in error
+    assert run_differences(tmp_path / "tiny", tiny_run) == []
+
+
+def test_a_checkpoint_without_training_state_is_not_resumed(
+    train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    model, tokenizer = load_model(tiny_copy)
+    write_model(tiny_copy / "last.ckpt", model.config, model.state_dict(), tokenizer)
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40") == 2
+    assert "last.ckpt has no training state" in capfd.readouterr().err
+
+
+def test_files_of_others_in_a_run_folder_are_ignored(train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path) -> None:
+    for name in ("events.out.tfevents.merged", "events.out.tfevents.", "step_x.ckpt.bak", "notes.ckpt"):
+        (tiny_copy / name).write_text("something else")
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "32") == 0
+    assert read_checkpoint(tiny_copy / "last.ckpt")["global_step"] == 32
 
 
 def test_flags_with_line_breaks_are_saved(train_tiny: TrainTiny, tmp_path: Path) -> None:

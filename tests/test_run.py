@@ -10,6 +10,7 @@ import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,6 +24,7 @@ from gpt.data.windows import IGNORED, TokenWindows, epoch_permutation
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.training.config import RunConfig
+from gpt.training.module import GPTModule
 from tests.attention_events import read_captures
 from tests.runs import TrainTiny, events, is_one_line_error, same_weights, scalars, weights
 
@@ -324,15 +326,49 @@ class _Terminal:
         return getattr(self._stream, name)
 
 
-def test_a_diverged_run_is_saved_and_reported(
+def test_a_validation_loss_that_is_not_finite_ends_the_run_and_replaces_no_checkpoint(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def corrupt(self: GPTModule) -> None:  # as finite gradients with a huge learning rate do
+        if self.global_step == 12:
+            self.model.transformer.final_norm.weight.data.fill_(float("nan"))
+
+    monkeypatch.setattr(GPTModule, "on_train_batch_start", lambda self, *_: corrupt(self), raising=False)
+    flags = ["--trainer.validate_every_steps", "10", "--checkpoint.every_steps", "1", "--json"]
+    assert train_tiny(tmp_path, *flags) == 1
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    best = tmp_path / "tiny" / "best.ckpt"
+    loss = scalars(tmp_path / "tiny", "val/loss_nats")[10]
+    assert captured.err.splitlines()[-1].startswith(
+        f"error: the validation loss at step 20 is nan; {best} has a validation loss of {loss:.4f} nats"
+    )
+    # Every save that was due after step 12 followed a skipped step.
+    assert [read_checkpoint(tmp_path / "tiny" / name)["global_step"] for name in ("best.ckpt", "last.ckpt")] == [10, 12]
+
+
+def test_a_run_that_diverges_before_its_first_validation_names_no_checkpoint(
     train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     flags = ["--optim.learning_rate", "1e30", "--trainer.max_steps", "6", "--trainer.gradient_clip_val", "0"]
-    assert train_tiny(tmp_path, *flags, "--json") == 0
-    captured = capfd.readouterr()
-    assert "no sample: the model's logits are not finite" in captured.err
-    assert json.loads(captured.out)["val_loss_nats"] is None
-    assert (tmp_path / "tiny" / "last.ckpt").exists()
+    assert train_tiny(tmp_path, *flags) == 1
+    error = capfd.readouterr().err
+    assert "error: the validation loss at step 6 is nan; no validated checkpoint exists" in error
+    assert "next, text" not in error
+    assert not list((tmp_path / "tiny").glob("*.ckpt"))
+
+
+def test_skipped_steps_are_reported_at_the_end(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    original = GPTModule.training_step
+
+    def broken_at_step_3(self: GPTModule, batch: Any, batch_idx: int) -> torch.Tensor:
+        return original(self, batch, batch_idx) * (float("nan") if self.global_step == 2 else 1.0)
+
+    monkeypatch.setattr(GPTModule, "training_step", broken_at_step_3)
+    assert train_tiny(tmp_path, "--trainer.max_steps", "6") == 0
+    assert "skipped: 1 step had a gradient that is not finite, the first of them step 3" in capfd.readouterr().err
 
 
 def test_two_processes_train_as_one(

@@ -1,7 +1,11 @@
+import logging
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
-from gpt.training.trainer import compiler_error
+from gpt.training.trainer import EventFile, compiler_error
 
 
 def test_compiler_error_is_the_first_line_of_the_failure_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,3 +18,34 @@ def test_compiler_error_is_the_first_line_of_the_failure_or_none(monkeypatch: py
         assert compiler_error(torch.device("cpu")) == words
     monkeypatch.setattr(torch, "compile", lambda function: function)
     assert compiler_error(torch.device("cpu")) is None
+
+
+class _FullDisk:
+    filename = b"run/events"
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def write(self, data: bytes) -> None:
+        self.calls.append(data)
+        if len(self.calls) == 2:
+            with Path("/dev/full").open("wb", buffering=0) as full:
+                full.write(data)
+
+    def flush(self) -> None:
+        self.calls.append("flush")
+
+    def close(self) -> None:
+        self.calls.append("close")
+
+
+def test_an_event_file_on_a_full_disk_is_reported_once_and_left(caplog: pytest.LogCaptureFixture) -> None:
+    disk = _FullDisk()
+    file = EventFile(disk)
+    with caplog.at_level(logging.WARNING):
+        for data in (b"a", b"b", b"c"):
+            file.write(data)
+            file.flush()
+        file.close()
+    assert disk.calls == [b"a", "flush", b"b"]
+    assert caplog.messages == ["cannot write run/events: No space left on device; the run goes on without it"]

@@ -21,6 +21,7 @@ from gpt.evaluation import Evaluation
 from gpt.files import atomic_write, sync_folder
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import kill_loader_processes
+from gpt.training.module import GPTModule
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +34,8 @@ class RunCheckpoints:
     """Saves ``last.ckpt`` at intervals and after each validation, and the best validated weights as ``best.ckpt``.
 
     The last step of a run is always validated and saved. A save waits for a validation that is due at the same step, so
-    that no checkpoint lies between a step and its validation. The latest ``keep_last`` saves are kept as step_*.ckpt.
+    that no checkpoint lies between a step and its validation. No save after a skipped step, nor after a validation loss
+    that is not finite, replaces a good checkpoint. The latest ``keep_last`` saves are kept as step_*.ckpt.
     """
 
     def __init__(self, folder: Path, keep_last: int) -> None:
@@ -42,12 +44,14 @@ class RunCheckpoints:
         self.keep_last = keep_last
         self.best_loss = float("inf")
 
-    def after_step(self, trainer: L.Trainer, config: RunConfig) -> None:
+    def after_step(self, trainer: L.Trainer, module: GPTModule) -> None:
         """Save if a save is due and a validation is not."""
-        step = trainer.global_step
+        step, config = trainer.global_step, module.config
         if step == trainer.max_steps:
             trainer.should_stop = True  # makes Lightning validate, and validation saves
-        elif step % config.trainer.validate_every_steps != 0 and step % config.checkpoint.every_steps == 0:
+            return
+        is_due = step % config.trainer.validate_every_steps != 0 and step % config.checkpoint.every_steps == 0
+        if is_due and module.gradient_norm.isfinite():
             self.save(trainer)
 
     def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:

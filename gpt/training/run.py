@@ -26,7 +26,7 @@ from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
 from gpt.training.ranks import ComparedDDP, rank_identity
-from gpt.training.run_folder import CONFIG_NAME, changes, is_first_process, make_run_dir, save_config
+from gpt.training.run_folder import CONFIG_NAME, changes, is_first_process, is_utf8, make_run_dir, save_config
 from gpt.training.step import StepCallback
 from gpt.training.trainer import (
     build_trainer,
@@ -66,6 +66,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     started = time.monotonic()
     if (given := int(os.environ.get("WORLD_SIZE", config.world_size))) != config.world_size:
         raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
+    if not is_utf8(run_dir):
+        raise UserError(f"run folder {run_dir} has bytes that are not UTF-8; choose another name or --checkpoints_dir")
     config = resolved(config, run_dir)
     data = TokenDataModule(config)
     checkpoint = _latest_checkpoint(run_dir) if resume else None
@@ -117,7 +119,7 @@ def _lock_run_dir(config: RunConfig, run_dir: Path, flags: list[str], resume: bo
         try:
             yield
         finally:
-            if not resume and [path.name for path in run_dir.iterdir()] == [CONFIG_NAME]:
+            if not resume and run_dir.exists() and [path.name for path in run_dir.iterdir()] == [CONFIG_NAME]:
                 shutil.rmtree(run_dir)
 
 
@@ -170,7 +172,7 @@ def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
         wrong.append("qkv_bias")
     if wrong:
         flags = " ".join(f"--model.{name} {str(getattr(given, name)).lower()}" for name in wrong)
-        raise UserError(f"init_from {init_from} has another shape than this run; leave out those keys, or give {flags}")
+        raise UserError(f"init_from {init_from} has another shape than this run; give {flags}, or leave it out")
     weights = source.state_dict()
     for name, parameter in model.state_dict().items():
         parameter.zero_()

@@ -88,7 +88,7 @@ class StepCallback(Checkpoint):
         if self.attention:
             self.attention.after_step(trainer, pl_module)
         self._stop_if_diverged(trainer, pl_module)
-        self.checkpoints.after_step(trainer, pl_module.config)
+        self.checkpoints.after_step(trainer, pl_module)
         self.interruption.after_step(trainer, pl_module.config)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -111,7 +111,7 @@ class StepCallback(Checkpoint):
             self.attention.capture(trainer, pl_module, is_last=True)  # no effect if this step is captured already
         assert isinstance(pl_module, GPTModule)
         if trainer.is_global_zero and pl_module.skipped_steps:
-            log.warning("%s and were skipped", _skipped(pl_module))
+            log.warning("skipped: %s", _skipped(pl_module))
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.training_log.close()
@@ -154,8 +154,8 @@ class StepCallback(Checkpoint):
 
 
 def _skipped(module: GPTModule) -> str:
-    first = int(module.first_skipped_step)
+    count, first = int(module.skipped_steps), int(module.first_skipped_step)
     return (
-        f"{int(module.skipped_steps)} steps had a gradient that is not finite, the first of them step {first} "
-        f"(global batch {first - 1} of seed {module.config.seed})"
+        f"{count} {'step' if count == 1 else 'steps'} had a gradient that is not finite, the first of them step "
+        f"{first} (global batch {first - 1} of seed {module.config.seed})"
     )
