@@ -198,7 +198,7 @@ def _read_training_state(checkpoint: Path, config: RunConfig, data: TokenDataMod
         raise UserError(f"{checkpoint} has no training state; start a new run, with its weights as --init_from")
     if saved := content["provenance"].get("config"):  # older checkpoints have none
         changes({**saved, "run_name": config.run_name}, config, checkpoint)
-    if content["provenance"]["manifest_sha256"] != data.manifest.sha256:
+    if content["provenance"].get("manifest_sha256") != data.manifest.sha256:
         raise UserError(f"{config.data.path} is not the data that {checkpoint} was trained on; start a new run")
     return content
 

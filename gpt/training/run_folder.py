@@ -168,11 +168,11 @@ def _unfinished_run(parent: Path, default_name: str) -> Path:
 def _is_named_by(run_dir: Path, default_name: str) -> bool:
     """Whether a run has this default name, or a numbered one that ``new_run_dir`` chose for a config of this name."""
     flags = _started_with(run_dir / CONFIG_NAME)
-    if flags is None or run_dir.name == default_name:
-        return flags is not None
+    if flags is None or not re.fullmatch(rf"{re.escape(default_name)}(-\d+)?", run_dir.name):
+        return False
     config_name = Path(flags[1]).stem if flags[:1] == ["--config"] else default_name  # older runs did not record it
-    is_numbered = re.fullmatch(rf"{re.escape(default_name)}-\d+", run_dir.name) is not None
-    return is_numbered and config_name == default_name and not _split(flags, "run_name")[0]
+    was_chosen = config_name == default_name and not _split(flags, "run_name")[0]
+    return was_chosen or run_dir.name == default_name
 
 
 def _started_with(config_file: Path) -> list[str] | None:

@@ -5,7 +5,6 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -83,31 +82,23 @@ class _RunLogger(TensorBoardLogger):
 
 
 class EventFile:
-    """A binary file of TensorBoard events; after a write that fails (a full disk) the run goes on without it."""
+    """A file of TensorBoard events; after a write that fails (a full disk) the run goes on without it."""
 
     def __init__(self, file: Any) -> None:
         self._file, self._has_failed = file, False
 
-    def write(self, data: bytes) -> None:
+    def write(self, record: bytes) -> None:
         """Write a record."""
-        self._try(self._file.write, data)
+        try:
+            if not self._has_failed:
+                self._file.write(record)
+        except OSError as error:
+            self._has_failed = True
+            name = os.fsdecode(self._file.filename)
+            log.warning("cannot write %s: %s; the run goes on without it", name, error.strerror)
 
-    def flush(self) -> None:
-        """Flush."""
-        self._try(self._file.flush)
-
-    def close(self) -> None:
-        """Close."""
-        self._try(self._file.close)
-
-    def _try(self, call: Callable[..., Any], *arguments: Any) -> None:
-        if not self._has_failed:
-            try:
-                call(*arguments)
-            except OSError as error:
-                self._has_failed = True
-                name = os.fsdecode(self._file.filename)
-                log.warning("cannot write %s: %s; the run goes on without it", name, error.strerror)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
 
 
 def choose_precision(config: RunConfig) -> Any:
