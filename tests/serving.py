@@ -100,3 +100,19 @@ def wait_for_runs(address: str, names: set[str]) -> dict[str, Any]:
             return runs
         assert time.monotonic() < deadline, runs.keys()
         time.sleep(0.3)
+
+
+def get_captures(address: str, run: str, tag: str, **parameters: float) -> list[dict[str, Any]]:
+    """Request the captures of a series."""
+    status, body = get(address, "captures", run=run, tag=tag, **parameters)
+    assert status == 200
+    return json.loads(body)
+
+
+def wait_for_captures(address: str, run: str, tag: str, count: int) -> list[dict[str, Any]]:
+    """Wait until the server has read that many captures of a series, and return them."""
+    deadline = time.monotonic() + 60
+    while len(found := get_captures(address, run, tag)) < count:
+        assert time.monotonic() < deadline, len(found)
+        time.sleep(0.3)
+    return found
