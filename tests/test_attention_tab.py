@@ -1,5 +1,6 @@
 """The Attention tab end to end: Chromium, a running TensorBoard, and a trained run."""
 
+import gzip
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from tests.conftest import chromium
-from tests.serving import tensorboard, wait_for_captures, wait_for_runs, write_run, write_test_runs
+from tests.serving import tensorboard, wait_for_captures, wait_for_runs, write_run, write_series, write_test_runs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page
@@ -268,6 +269,22 @@ def test_the_tab_is_dark_when_tensorboard_is(page: "Page", served: str) -> None:
     assert frame.locator("body").evaluate(background) == "rgb(255, 255, 255)"
     page.evaluate("document.body.classList.add('dark-mode')")
     _wait_for(page, lambda: frame.locator("body").evaluate(background), lambda now: now == "rgb(48, 48, 48)")
+
+
+def test_a_run_that_diverged_is_drawn_beside_damaged_ones(page: "Page", tmp_path: Path) -> None:
+    nan = gzip.compress(b'{"sink": [[NaN, NaN]], "entropy": [[NaN, Infinity]]}')
+    write_run(tmp_path / "valid", [0], layers=3)
+    write_series(tmp_path / "diverged", [[nan, gzip.compress(bytes(2 * 10))]])
+    write_series(tmp_path / "damaged", [[b"junk"]])  # the latest one, with which the tab would begin
+    with tensorboard(tmp_path) as address:
+        wait_for_runs(address, {"valid", "diverged"})
+        frame = _open(page, address)
+        run = frame.locator("section.panel select").first
+        assert run.evaluate("s => [...s.options].map(o => o.value)") == ["diverged", "valid"]
+        assert frame.locator(".badge").first.inner_text() == "no clear role"
+        run.select_option("valid")
+        _wait_for(page, frame.locator(".tile").count, lambda count: count == 6)
+        page.goto("about:blank")  # before the server stops
 
 
 def test_new_captures_of_a_running_training_appear(browser: "Browser", page: "Page", tmp_path: Path) -> None:

@@ -13,7 +13,16 @@ import pytest
 
 from gpt.attention_maps.tensorboard_plugin import AttentionLoader
 from tests.attention_events import read_captures, unpack_layer
-from tests.serving import get, get_captures, tensorboard, wait_for_captures, wait_for_runs, write_run, write_test_runs
+from tests.serving import (
+    get,
+    get_captures,
+    tensorboard,
+    wait_for_captures,
+    wait_for_runs,
+    write_run,
+    write_series,
+    write_test_runs,
+)
 
 Served = tuple[str, Path]
 ROOT = Path(__file__).parent.parent
@@ -118,6 +127,34 @@ def test_the_static_files_are_served(served: Served) -> None:
     for path in static.iterdir():
         status, body = get(served[0], path.name)
         assert (status, body) == (200, path.read_bytes())
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
+def test_damaged_series_hide_no_others(fast: str, tmp_path: Path) -> None:
+    folder, scores = tmp_path / "runs", gzip.compress(b'{"sink": [[0.5, NaN]]}')
+    layer = gzip.compress(bytes(2 * 10))  # 2 heads, 4 tokens
+    write_run(folder / "valid", [0])
+    write_series(folder / "nan", [[scores, layer]])
+    write_series(folder / "one_step", [[scores, layer], [scores[:-1], layer]])
+    write_series(folder / "bomb", [[scores, gzip.compress(bytes(10**8))], [scores, layer + b"x"], [scores, b"junk"]])
+    write_series(folder / "layers", [[scores, layer, layer]])
+    write_series(folder / "nested", [[scores]], b"[" * 100_000)
+    write_series(folder / "scores", [[b"junk"]])
+    write_series(folder / "time", [[scores]], wall_time=float("nan"))
+    write_series(folder / "two", [[scores]])
+    write_series(folder / "two", [[b"junk"]], tag="other")
+    with tensorboard(folder, "--load_fast", fast) as address:
+        runs = wait_for_runs(address, {"valid", "nan", "one_step", "bomb", "two"})
+        assert set(runs) == {"valid", "nan", "one_step", "bomb", "two"}
+        assert set(runs["two"]) == {"t"}
+        (capture,) = get_captures(address, "nan", "t")
+        assert capture["scores"] == {"sink": [[0.5, None]]}
+        assert [capture["step"] for capture in get_captures(address, "one_step", "t")] == [0]
+        for capture in wait_for_captures(address, "bomb", "t", 3):
+            where = {"step": capture["step"], "wall_time": capture["wall_time"], "layer": 0}
+            status, body = get(address, "maps", run="bomb", tag="t", **where)
+            assert status == 404
+            assert b"damaged" in body
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])
