@@ -1,6 +1,8 @@
 import dataclasses
 import json
+import os
 import pickle
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,30 @@ def test_a_split_reads_across_shards(folder: Path) -> None:
     for start in range(0, len(whole), 37):
         for stop in range(start + 1, len(whole) + 1, 41):
             assert np.array_equal(tokens.read(start, stop), whole[start:stop])
+
+
+def test_a_split_has_more_shards_than_a_process_may_open(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    shards = manifest.splits["train"].shards[:2] * 150
+    split = dataclasses.replace(manifest.splits["train"], shards=shards, tokens=150 * 200)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (folder / "manifest.json").open() as file:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno() + 120, limits[1]))
+    try:
+        tokens = SplitTokens(folder, dataclasses.replace(manifest, splits={"train": split}), "train")
+        pair = [*tokens.read(0, 200)]
+        for start in (0, 29_000, 3):
+            assert tokens.read(start, 30_000).tolist() == (pair * 150)[start:]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_shard_that_shrinks_while_it_is_read_raises(folder: Path) -> None:
+    tokens = SplitTokens(folder, Manifest.load(folder), "train")
+    os.truncate(folder / "train_000001.bin", 1101)
+    assert len(tokens.read(0, 100)) == 100
+    with pytest.raises(UserError, match=r"train_000001\.bin was truncated"):
+        tokens.read(90, 200)
 
 
 def test_pickled_tokens_hold_paths_and_not_the_corpus(folder: Path) -> None:

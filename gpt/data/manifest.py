@@ -3,8 +3,11 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ SPLITS = ("train", "val")
 FORMAT_VERSION = 2
 
 _CHUNK_TOKENS = 2**20  # read at a time
+_MAX_OPEN_SHARDS = 100  # per split
 
 
 @dataclass(frozen=True)
@@ -84,7 +88,7 @@ class Manifest:
 
 
 class SplitTokens:
-    """All tokens of a split as one array, memory-mapped shard by shard, after checking it against the manifest."""
+    """All tokens of a split as one array on disk, after checking its shards against the manifest."""
 
     def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
         if split not in manifest.splits:
@@ -92,11 +96,17 @@ class SplitTokens:
         self.name, self.info, self.vocab_size = split, manifest.splits[split], manifest.vocab_size
         self._opened_from = folder, manifest, split
         self._paths = [folder / shard.name for shard in self.info.shards]
-        self._arrays = [open_shard(path, manifest.layout) for path in self._paths]
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
-        for path, shard, array in zip(self._paths, self.info.shards, self._arrays, strict=True):
-            if len(array) != shard.tokens or array.dtype != np.dtype(manifest.dtype).newbyteorder("<"):
+        self._offsets = []  # bytes before the tokens
+        # Closed when evicted: a process may open only so many files, often 256 or 1,024.
+        self._open = lru_cache(_MAX_OPEN_SHARDS)(lambda number: FileIO(self._paths[number]))
+        for number, (path, shard) in enumerate(zip(self._paths, self.info.shards, strict=True)):
+            array = open_shard(path, manifest.layout)
+            self._open(number)
+            if len(array) != shard.tokens or array.dtype != self._dtype:
                 raise UserError(f"shard {path} is not the one in the manifest; prepare the data again")
+            self._offsets.append(array.offset)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -104,18 +114,23 @@ class SplitTokens:
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Copy the tokens from ``start`` to ``stop``, across shards, and check their ids: (stop - start,) int64."""
         assert 0 <= start < stop <= len(self)
-        arrays, parts = self._arrays, []
+        parts = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            shard_start = int(self._ends[shard]) - len(arrays[shard])
-            part = arrays[shard][start - shard_start : stop - shard_start]
+            end, size = int(self._ends[shard]), self._dtype.itemsize
+            position = self._offsets[shard] + size * (start - end + self.info.shards[shard].tokens)
+            length = min(stop, end) - start
+            content = os.pread(self._open(shard).fileno(), size * length, position)
+            if len(content) < size * length:
+                raise UserError(f"shard {self._paths[shard]} was truncated while it was read; prepare the data again")
+            part = np.frombuffer(content, self._dtype)
             if (largest := part.max()) >= self.vocab_size:
                 raise UserError(
                     f"id {largest} in {self._paths[shard]} is outside the vocabulary of {self.vocab_size}; "
                     "check the files with prepare_data.py --verify"
                 )
             parts.append(part)
-            start, shard = start + len(part), shard + 1
+            start, shard = start + length, shard + 1
         return np.concatenate(parts).astype(np.int64)
 
     def id_counts(self) -> NDArray[np.int64]:
@@ -129,7 +144,7 @@ class SplitTokens:
                 raise UserError(f"shard {path} has changed since it was written; prepare the data again")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A memory map is pickled as a copy of its content, so loader workers open the files themselves.
+        # Loader workers open the files themselves.
         return SplitTokens, self._opened_from
 
 
