@@ -5,11 +5,11 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,8 @@ from gpt.files import atomic_write, sha256_of_file
 from gpt.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MANIFEST_NAME = "manifest.json"
 SPLITS = ("train", "val")
@@ -68,19 +70,28 @@ class Manifest:
             for key, known in supported.items():
                 if content.get(key, LLM_C) not in known:
                     raise ValueError(f"{key} is {content.get(key)!r}; expected {' or '.join(map(str, known))}")
-            splits = {name: _parse_split(split) for name, split in content.pop("splits").items()}
-            return Manifest(splits=splits, sources=tuple(content.pop("sources")), **content)
+            splits = content.pop("splits")
+            splits |= {name: _parse_split(splits[name]) for name in SPLITS}
+            return _check_types(Manifest(splits=splits, sources=tuple(content.pop("sources")), **content))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not a manifest of this version: {error}; prepare the data again") from None
 
     @property
     def sha256(self) -> str:
-        """Hash of the manifest, and so of all shards: equal hashes mean equal data."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Hash of the tokenizer and of all shards in order: equal hashes mean equal tokens, from whatever sources."""
+        shards = {name: [(shard.tokens, shard.sha256) for shard in split.shards] for name, split in self.splits.items()}
+        content = self.tokenizer_sha256, self.vocab_size, self.eot_id, self.dtype, self.layout, shards
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def is_data_of(self, sha256: str) -> bool:
+        """Whether a checkpoint's hash is of this data; earlier checkpoints have a hash of the whole manifest."""
+        whole = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return sha256 in (self.sha256, whole)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise a UserError unless this tokenizer encoded the data."""
-        if (tokenizer.sha256, tokenizer.vocab_size) != (self.tokenizer_sha256, self.vocab_size):
+        encoded_by = self.tokenizer_sha256, self.vocab_size, self.eot_id
+        if (tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id) != encoded_by:
             raise UserError(
                 f"the data's tokenizer is {self.tokenizer!r} ({self.vocab_size} ids); expected {tokenizer.name!r} "
                 f"({tokenizer.vocab_size} ids); prepare the data with tokenizer {tokenizer.name}"
@@ -161,16 +172,25 @@ def verify(folder: Path) -> Manifest:
 
 
 def _parse_split(content: Mapping[str, Any]) -> Split:
-    split = Split(**{**content, "shards": tuple(Shard(**shard) for shard in content["shards"])})
-    for shard in split.shards:
+    shards = tuple(_check_types(Shard(**shard)) for shard in content["shards"])
+    split = _check_types(Split(**{**content, "shards": shards}))
+    for shard in shards:
         if Path(shard.name).name != shard.name:  # a manifest from elsewhere must not name files outside its folder
             raise ValueError(f"a shard's name is {shard.name!r}; expected a file name")
-    for count in (split.tokens, split.utf8_bytes, *(shard.tokens for shard in split.shards)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"a count of tokens or bytes is {count!r}; expected at least 1")
-    if split.tokens != sum(shard.tokens for shard in split.shards):
+    if min(split.tokens, split.utf8_bytes, *(shard.tokens for shard in shards)) < 1:
+        raise ValueError("a count of tokens or bytes is 0 or less; expected at least 1")
+    if split.tokens != sum(shard.tokens for shard in shards):
         raise ValueError(f"a split has {split.tokens!r} tokens; expected the sum of its shards'")
     return split
+
+
+def _check_types(content: T) -> T:
+    """Raise ValueError if a field of a dataclass has another type than its annotation."""
+    for field in fields(content):  # type: ignore[arg-type]
+        value, kind = getattr(content, field.name), get_origin(field.type) or field.type
+        if not isinstance(value, kind):  # type: ignore[arg-type]
+            raise ValueError(f"{field.name} is {value!r:.100}; expected {kind}")
+    return content
 
 
 def find_token_files(folder: Path) -> list[Path]:
