@@ -62,12 +62,12 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
     def _series(self, request: Request) -> Response:
         listed = self._data.list_blob_sequences(**_scope(request))
         found = [(run, tag, series) for run, tags in listed.items() for tag, series in tags.items()]
-        runs: dict[str, dict[str, Any]] = {}
         with ThreadPoolExecutor(_READ_THREADS) as pool:
-            described = pool.map(lambda where: self._describe(request, *where), found)
-            for (run, tag, _), content in zip(found, described, strict=True):
-                if content is not None:
-                    runs.setdefault(run, {})[tag] = content
+            described = list(pool.map(lambda where: self._describe(request, *where), found))
+        runs: dict[str, dict[str, Any]] = {}
+        for (run, tag, _), content in zip(found, described, strict=True):
+            if content is not None:
+                runs.setdefault(run, {})[tag] = content
         return _json(request, runs)
 
     def _describe(self, request: Request, run: str, tag: str, series: BlobSequenceTimeSeries) -> dict[str, Any] | None:
@@ -94,19 +94,17 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
             captures = list(pool.map(capture, self._read(request, run, tag)))
         return _json(request, [capture for capture in captures if capture is not None])
 
-    def _capture(
-        self, request: Request, run: str, newer_than: float, datum: BlobSequenceDatum
-    ) -> dict[str, Any] | None:
+    def _capture(self, request: Request, run: str, newer_than: float, step: BlobSequenceDatum) -> dict[str, Any] | None:
         """Describe one step, with its scores if it is newer; None if they are damaged."""
-        num_maps = len(datum.values) - 1
-        capture = {"step": datum.step, "wall_time": datum.wall_time, "has_maps": num_maps > 0}
-        if datum.wall_time > newer_than:
+        num_maps = len(step.values) - 1
+        capture = {"step": step.step, "wall_time": step.wall_time, "has_maps": num_maps > 0}
+        if step.wall_time > newer_than:
             try:
-                capture["scores"] = unpack_scores(self._blob(request, datum, 0))
+                capture["scores"] = unpack_scores(self._blob(request, step, 0))
                 if num_maps not in (0, num_layers := len(capture["scores"]["sink"])):
                     raise ValueError(f"it has the maps of {num_maps} layers; expected {num_layers}")
             except Exception as error:  # as above
-                _warn_once(f"Attention: skipping step {datum.step} of run {run!r}: {error}")
+                _warn_once(f"Attention: skipping step {step.step} of run {run!r}: {error}")
                 return None
         return capture
 
