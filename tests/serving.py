@@ -17,9 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, Summary, SummaryMetadata
+from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from gpt.attention_maps.capture import Capture
+from gpt.attention_maps.event_format import pack_series
 from gpt.attention_maps.probes import Probe
 from gpt.attention_maps.writer import write_captures
 
@@ -54,6 +58,24 @@ def write_test_runs(tiny_run: Path, folder: Path) -> None:
     (folder / "garbage" / "events.out.tfevents.1.x").write_bytes(os.urandom(1000))
     write_run(folder / "other_shape", [0, 5], layers=3, heads=5, labels=["<start>", "<script>alert(1)</script>", "·c"])
     write_run(folder / "long", range(500), layers=1, heads=1)
+
+
+def write_series(
+    run_dir: Path,
+    steps: Sequence[Sequence[bytes]],
+    content: bytes | None = None,
+    tag: str = "t",
+    wall_time: float | None = None,
+) -> None:
+    """Write a series of any content: the blobs of its steps, and its metadata, by default those of 4 tokens."""
+    if content is None:
+        content = pack_series(Probe("text", (0, 1, 2, 3), tuple("abcd"), ("",) * 4))
+    plugin = SummaryMetadata.PluginData(plugin_name="attention", content=content)
+    metadata = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_BLOB_SEQUENCE)
+    with SummaryWriter(str(run_dir)) as writer:
+        for step, blobs in enumerate(steps):
+            value = Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto(list(blobs)))
+            writer._get_file_writer().add_event(Event(summary=Summary(value=[value])), step, wall_time)
 
 
 @contextmanager
@@ -100,3 +122,19 @@ def wait_for_runs(address: str, names: set[str]) -> dict[str, Any]:
             return runs
         assert time.monotonic() < deadline, runs.keys()
         time.sleep(0.3)
+
+
+def get_captures(address: str, run: str, tag: str, **parameters: float) -> list[dict[str, Any]]:
+    """Request the captures of a series."""
+    status, body = get(address, "captures", run=run, tag=tag, **parameters)
+    assert status == 200
+    return json.loads(body)
+
+
+def wait_for_captures(address: str, run: str, tag: str, count: int) -> list[dict[str, Any]]:
+    """Wait until the server has read that many captures of a series, and return them."""
+    deadline = time.monotonic() + 60
+    while len(found := get_captures(address, run, tag)) < count:
+        assert time.monotonic() < deadline, len(found)
+        time.sleep(0.3)
+    return found

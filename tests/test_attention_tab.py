@@ -1,20 +1,23 @@
 """The Attention tab end to end: Chromium, a running TensorBoard, and a trained run."""
 
+import gzip
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import pytest
 
 from tests.conftest import chromium
-from tests.serving import tensorboard, wait_for_runs, write_run, write_test_runs
+from tests.serving import tensorboard, wait_for_captures, wait_for_runs, write_run, write_series, write_test_runs
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page
 
 pytestmark = pytest.mark.browser
 WAIT = 20_000  # milliseconds
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,9 @@ def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder.mkdir()
     write_test_runs(tiny_run, folder)
     with tensorboard(folder) as address:
-        wait_for_runs(address, {"real", "half", "other_shape", "long"})
+        for run, count in (("real", 4), ("other_shape", 2), ("long", 500)):
+            for tag in wait_for_runs(address, {run})[run]:
+                wait_for_captures(address, run, tag, count)
         yield address
 
 
@@ -62,9 +67,18 @@ def _open(page: "Page", address: str, in_tensorboard: bool = False, **parts: obj
     page.goto("about:blank")  # a change of only the fragment would not reload the page
     page.goto(f"{address}/{'' if in_tensorboard else 'data/plugin_entry.html?name=attention'}#{fragment}")
     tab = page.frame_locator("iframe[src*='name=attention']") if in_tensorboard else page
-    tab.locator(".step").first.filter(has_text="step").wait_for(timeout=WAIT)
+    tab.locator(".summary").first.filter(has_text=re.compile(r"\S")).wait_for(timeout=WAIT)  # written after the map
     page.wait_for_function("() => location.hash.includes('p.attention.head')", timeout=WAIT)
     return tab
+
+
+def _wait_for(page: "Page", read: Callable[[], T], accept: Callable[[T], bool]) -> T:
+    """Read a value until it is accepted: the tab draws later than the action that changes it."""
+    for _ in range(WAIT // 50):
+        if accept(value := read()):
+            return value
+        page.wait_for_timeout(50)
+    raise AssertionError(f"not accepted: {value!r}")
 
 
 def _map_image(frame: "Page | FrameLocator") -> str:
@@ -79,14 +93,6 @@ def _colours(frame: "Page | FrameLocator") -> set[tuple[int, ...]]:
         return [...new Set(new Uint32Array(data.buffer))].map(n => [n & 255, (n >> 8) & 255, (n >> 16) & 255]);
     }"""
     return {tuple(colour) for colour in frame.locator("canvas.map").first.evaluate(script)}
-
-
-def _wait_until_changed(page: "Page", frame: "Page | FrameLocator", before: str) -> str:
-    for _ in range(100):
-        if (now := _map_image(frame)) != before:
-            return now
-        page.wait_for_timeout(50)
-    raise AssertionError("the map did not change")
 
 
 def _move_slider(frame: "Page | FrameLocator", index: int) -> None:
@@ -109,19 +115,18 @@ def test_the_slider_changes_the_map_and_the_address(page: "Page", served: str) -
     frame = _open(page, served, run="real")
     last = _map_image(frame)
     _move_slider(frame, 0)
-    first = _wait_until_changed(page, frame, last)
+    first = _wait_for(page, lambda: _map_image(frame), lambda image: image != last)
     assert frame.locator(".step").first.inner_text() == "step 0 (1 of 4)"
     assert not frame.get_by_label("follow latest").first.is_checked()
     page.wait_for_function("() => location.hash.includes('p.attention.step=0')")
     frame.get_by_label("next capture").first.click()
-    assert _wait_until_changed(page, frame, first) != last
+    assert _wait_for(page, lambda: _map_image(frame), lambda image: image != first) != last
     assert "step 2 " in frame.locator(".step").first.inner_text()
 
 
 def test_the_map_of_an_untrained_model_is_uniform(page: "Page", served: str) -> None:
     """Compare the canvas with the closed form: at step 0 row i is 1/(i+1), drawn in the colour of sqrt(1/(i+1))."""
     frame = _open(page, served, run="real", step=0, token=0)
-    page.wait_for_timeout(300)
     pixels = frame.locator("canvas.map").first.evaluate(
         """c => {
             const size = 23, ratio = devicePixelRatio, context = c.getContext('2d');
@@ -142,24 +147,23 @@ def test_the_map_of_an_untrained_model_is_uniform(page: "Page", served: str) -> 
 def test_hovering_highlights_tokens_and_a_click_pins_one(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real")
     strip = frame.locator(".strip").first
-    highlights = "s => [...s.children].map(t => t.style.background).join()"
-    before = strip.evaluate(highlights)
+
+    def highlights() -> str:
+        return strip.evaluate("s => [...s.children].map(t => t.style.background).join()")
+
+    before = highlights()
     box = frame.locator("canvas.map").first.bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
-    page.wait_for_timeout(300)
-    hovered = strip.evaluate(highlights)
-    assert hovered != before
+    hovered = _wait_for(page, highlights, lambda now: now != before)
     assert re.search(r"\d+ “.*” → \d+ “.*”: 0\.\d{3}", frame.locator(".tooltip").first.inner_text())
     assert "attends to" in frame.locator(".summary").first.inner_text()
     page.mouse.click(box["x"] + box["width"] * 0.3, box["y"] + box["height"] * 0.5)
     page.mouse.move(5, 5)
-    page.wait_for_timeout(300)
-    assert strip.evaluate(highlights) == hovered
     page.wait_for_function("() => location.hash.includes('p.attention.token=')")
+    assert highlights() == hovered
     frame.get_by_label("Selected token is").select_option("key")
-    page.wait_for_timeout(300)
-    assert "is attended to by" in frame.locator(".summary").first.inner_text()
+    frame.locator(".summary").first.filter(has_text="is attended to by").wait_for(timeout=WAIT)
     page.keyboard.press("Escape")
 
 
@@ -207,8 +211,7 @@ def test_heads_are_sorted_and_filtered_by_score(page: "Page", served: str) -> No
     middle = sorted(values)[7]
     slider = frame.get_by_label("minimum")
     slider.evaluate(f"e => {{ e.value = {middle}; e.dispatchEvent(new Event('input')); }}")
-    page.wait_for_timeout(400)
-    assert 5 <= frame.locator(".tile").count() <= 9
+    _wait_for(page, frame.locator(".tile").count, lambda count: 5 <= count <= 9)
 
 
 def test_masking_token_0_renormalises_the_other_weights(page: "Page", served: str) -> None:
@@ -216,10 +219,8 @@ def test_masking_token_0_renormalises_the_other_weights(page: "Page", served: st
     summary = frame.locator(".summary").first
     unmasked = summary.inner_text()
     frame.get_by_label("mask token 0").check()
-    page.wait_for_timeout(300)
-    masked = summary.inner_text()
     assert "0 “<start>”" in unmasked
-    assert "0 “<start>”" not in masked
+    masked = _wait_for(page, summary.inner_text, lambda text: "0 “<start>”" not in text)
     assert sum(float(w) for w in re.findall(r"” (\d\.\d\d)", masked)) == pytest.approx(1, abs=0.02)
 
 
@@ -236,7 +237,7 @@ def test_the_repeated_random_sequence_has_scores_at_every_step_and_maps_at_the_l
     (random,) = (tag for tag in tags if "random" in tag)
     select.select_option(random)
     frame.locator(".token").nth(30).wait_for(timeout=WAIT)
-    assert len(_colours(frame)) > 10
+    _wait_for(page, lambda: len(_colours(frame)), lambda count: count > 10)
     _move_slider(frame, 1)
     frame.locator(".note").first.filter(has_text="maps at the last step only").wait_for(timeout=WAIT)
     rows = frame.locator("table.scores").first.locator("tbody tr").all_inner_texts()
@@ -267,8 +268,23 @@ def test_the_tab_is_dark_when_tensorboard_is(page: "Page", served: str) -> None:
     background = "b => getComputedStyle(b).backgroundColor"
     assert frame.locator("body").evaluate(background) == "rgb(255, 255, 255)"
     page.evaluate("document.body.classList.add('dark-mode')")
-    page.wait_for_timeout(300)
-    assert frame.locator("body").evaluate(background) == "rgb(48, 48, 48)"
+    _wait_for(page, lambda: frame.locator("body").evaluate(background), lambda now: now == "rgb(48, 48, 48)")
+
+
+def test_a_run_that_diverged_is_drawn_beside_damaged_ones(page: "Page", tmp_path: Path) -> None:
+    nan = gzip.compress(b'{"sink": [[NaN, NaN]], "entropy": [[NaN, Infinity]]}')
+    write_run(tmp_path / "valid", [0], layers=3)
+    write_series(tmp_path / "diverged", [[nan, gzip.compress(bytes(2 * 10))]])
+    write_series(tmp_path / "damaged", [[b"junk"]])  # the latest one, with which the tab would begin
+    with tensorboard(tmp_path) as address:
+        wait_for_runs(address, {"valid", "diverged"})
+        frame = _open(page, address)
+        run = frame.locator("section.panel select").first
+        assert run.evaluate("s => [...s.options].map(o => o.value)") == ["diverged", "valid"]
+        assert frame.locator(".badge").first.inner_text() == "no clear role"
+        run.select_option("valid")
+        _wait_for(page, frame.locator(".tile").count, lambda count: count == 6)
+        page.goto("about:blank")  # before the server stops
 
 
 def test_new_captures_of_a_running_training_appear(browser: "Browser", page: "Page", tmp_path: Path) -> None:

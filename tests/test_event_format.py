@@ -10,9 +10,17 @@ from gpt.attention_maps import event_format
 from gpt.attention_maps.probes import Probe
 from tests.attention_events import unpack_layer
 
+VALID = gzip.compress(b'{"sink": [[0.5]]}')
 DAMAGED = bytearray(gzip.compress(b'{"sink": [[0.5]]}' * 9))
 DAMAGED[12] ^= 0xFF
-BLOBS = [bytes(DAMAGED), b"", b"not gzip", gzip.compress(b"[1]"), gzip.compress(b"{"), gzip.compress(b"\xff")]
+BLOBS = [bytes(DAMAGED), b"", b"not gzip", VALID[:-1], VALID + b"x", VALID + VALID, gzip.compress(bytes(2**23))]
+SCORES = [
+    *("", "[1]", "{", "{}", "[" * 2000, '{"sink": ' + "[" * 2000 + "]" * 2000 + "}", "\udcff"),
+    *('{"entropy": [[1]]}', '{"sink": [[1], [1, 2]]}', '{"sink": [[1]], "entropy": [[1, 2]]}', '{"sink": [[]]}'),
+    *('{"sink": 1}', '{"sink": [1]}', '{"sink": [[[1]]]}', '{"sink": [["a"]]}', '{"sink": [[{}]]}', '{"sink": null}'),
+    *('{"sink": [[1' + "0" * 400 + "]]}", json.dumps({"sink": [[0] * 20_000]})),
+]
+SERIES = {"format_version": 1, "probe": "text", "labels": ["a", "b"], "characters": ["", ""], "repeats": False}
 
 
 def _maps(H: int, T: int, seed: int = 0) -> np.ndarray:
@@ -49,15 +57,58 @@ def test_packing_is_deterministic() -> None:
     assert event_format.pack_layer(maps) == event_format.pack_layer(maps)
 
 
-@pytest.mark.parametrize("blob", BLOBS, ids=["damaged", "empty", "plain", "list", "half", "bytes"])
-def test_damaged_scores_are_refused(blob: bytes) -> None:
-    with pytest.raises(ValueError):
-        event_format.unpack_scores(blob)
+def test_nan_written_as_such_unpacks_as_none() -> None:
+    scores = event_format.unpack_scores(gzip.compress(b'{"sink": [[NaN, -Infinity, 1e999, 0.25]]}'))
+    assert scores == {"sink": [[None, None, None, 0.25]]}
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"format_version": 2}', b"\xff"])
+def test_damaged_scores_are_refused() -> None:
+    assert event_format.unpack_scores(VALID) == {"sink": [[0.5]]}
+    for blob in BLOBS + [gzip.compress(text.encode(errors="surrogateescape")) for text in SCORES]:
+        with pytest.raises(ValueError, match="damaged"):
+            event_format.unpack_scores(blob)
+
+
+def test_a_layer_of_another_shape_is_refused() -> None:
+    layer = event_format.pack_layer(_maps(2, 4))
+    event_format.check_layer(layer, 2, 4)
+    for blob, heads, tokens in [(layer, 1, 4), (layer, 3, 4), (layer, 2, 3), *((blob, 2, 4) for blob in BLOBS)]:
+        with pytest.raises(ValueError, match="damaged"):
+            event_format.check_layer(blob, heads, tokens)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"format_version": 2}, {"probe": 1}, {"labels": "ab"}, {"labels": ["a", 1]}, {"labels": ["a", ["b"]]}),
+        *({"labels": ["a", "b", "c"]}, {"labels": ["a"], "characters": [""]}, {"characters": None}, {"repeats": 0}),
+        *({"labels": ["a"] * 2000, "characters": [""] * 2000}, {"labels": ["a" * 2**23, "b"]}),
+        *({"generated_from": "1"}, {"generated_from": float("nan")}, {"other": float("nan")}),
+    ],
+)
+def test_metadata_with_other_values_is_refused(changes: dict) -> None:
+    series = {**SERIES, "generated_from": None}
+    assert event_format.unpack_series(json.dumps(series).encode()) == series
+    with pytest.raises(ValueError, match="damaged"):
+        event_format.unpack_series(json.dumps(series | changes).encode())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{}",
+        b"[]",
+        b"null",
+        b"\xff",
+        b"[" * 2000,
+        json.dumps(SERIES).encode(),
+        b'{"x":' * 2000 + b"1" + b"}" * 2000,
+    ],
+    ids=str,
+)
 def test_unknown_metadata_is_refused(content: bytes) -> None:
-    with pytest.raises(ValueError):
+    with pytest.raises(ValueError, match="damaged"):
         event_format.unpack_series(content)
 
 

@@ -1,6 +1,9 @@
 import dataclasses
+import hashlib
 import json
+import os
 import pickle
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,30 @@ def test_a_split_reads_across_shards(folder: Path) -> None:
             assert np.array_equal(tokens.read(start, stop), whole[start:stop])
 
 
+def test_a_split_has_more_shards_than_a_process_may_open(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    shards = manifest.splits["train"].shards[:2] * 150
+    split = dataclasses.replace(manifest.splits["train"], shards=shards, tokens=150 * 200)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with (folder / "manifest.json").open() as file:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (file.fileno() + 120, limits[1]))
+    try:
+        tokens = SplitTokens(folder, dataclasses.replace(manifest, splits={"train": split}), "train")
+        pair = [*tokens.read(0, 200)]
+        for start in (0, 29_000, 3):
+            assert tokens.read(start, 30_000).tolist() == (pair * 150)[start:]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+def test_a_shard_that_shrinks_while_it_is_read_raises(folder: Path) -> None:
+    tokens = SplitTokens(folder, Manifest.load(folder), "train")
+    os.truncate(folder / "train_000001.bin", 1101)
+    assert len(tokens.read(0, 100)) == 100
+    with pytest.raises(UserError, match=r"train_000001\.bin was truncated"):
+        tokens.read(90, 200)
+
+
 def test_pickled_tokens_hold_paths_and_not_the_corpus(folder: Path) -> None:
     tokens = SplitTokens(folder, Manifest.load(folder), "train")
     pickled = pickle.dumps(tokens)
@@ -103,6 +130,23 @@ def test_another_tokenizer_is_refused(folder: Path) -> None:
         dataclasses.replace(manifest, tokenizer_sha256="0" * 64).check_tokenizer(Tokenizer("bytes"))
 
 
+def test_the_hash_is_of_the_tokenizer_and_the_shards(folder: Path) -> None:
+    manifest = Manifest.load(folder)
+    train = manifest.splits["train"]
+    renamed = [dataclasses.replace(shard, name=f"x{shard.name}") for shard in train.shards]
+    splits = {**manifest.splits, "train": dataclasses.replace(train, shards=tuple(renamed))}
+    same = dataclasses.replace(manifest, sources=("./0.txt",), options={"seed": 9}, corpus_sha256="0", splits=splits)
+    assert same.sha256 == manifest.sha256
+    assert manifest.is_data_of(same.sha256)
+    splits = {**manifest.splits, "train": dataclasses.replace(train, shards=train.shards[::-1])}
+    for change in ({"splits": splits}, {"tokenizer_sha256": "0"}, {"vocab_size": 258}, {"layout": "nanogpt"}):
+        assert dataclasses.replace(manifest, **change).sha256 != manifest.sha256
+        assert not manifest.is_data_of(dataclasses.replace(manifest, **change).sha256)
+    # The hash in earlier checkpoints.
+    content = json.dumps(json.loads((folder / "manifest.json").read_text()), sort_keys=True)
+    assert manifest.is_data_of(hashlib.sha256(content.encode()).hexdigest())
+
+
 def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
     return lambda content: content.update({key: value})
 
@@ -113,7 +157,13 @@ def _set(key: str, value: Any) -> Callable[[dict[str, Any]], None]:
         _set("format_version", 99),
         _set("dtype", "object"),
         _set("splits", []),
+        _set("splits", {}),
         _set("unknown", 1),
+        *(_set(key, value) for key in ("tokenizer", "vocab_size", "eot_id", "options") for value in (None, [1], 1.5)),
+        lambda content: content["splits"].pop("val"),
+        lambda content: content["splits"]["train"].update(documents="3"),
+        lambda content: content["splits"]["train"]["shards"][0].update(sha256=None),
+        lambda content: content["splits"]["train"]["shards"][0].update(name=7),
         lambda content: content.pop("eot_id"),
         lambda content: content["splits"]["train"]["shards"][0].update(name="../train_000000.bin"),
         lambda content: content["splits"]["train"]["shards"][0].update(tokens=10**30),
@@ -132,7 +182,7 @@ def test_an_inconsistent_manifest_is_refused(damage: Callable[[dict[str, Any]], 
         Manifest.load(folder)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"splits":' * 2000])
 def test_a_file_that_is_not_a_manifest_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(UserError, match=r"manifest\.json is not a manifest"):

@@ -1,4 +1,5 @@
 import hashlib
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -89,6 +90,43 @@ def test_equal_documents_are_in_the_same_split() -> None:
     splits = _split(texts, 0.3)
     assert not set(splits["train"]) & set(splits["val"])
     assert len(splits["val"]) % 3 == 0
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7])
+@pytest.mark.parametrize(
+    "texts,val_whole,train",
+    [
+        (["equal row"] * 500 + [f"row {n:05}" for n in range(500)], 100, 900),
+        (["equal row"] * 300 + ["a row too"] * 300 + [f"row {n:05}" for n in range(400)], 100, 900),
+        (["equal row"] * 120 + [f"row {n:05}" for n in range(880)], 100, 900),
+        ([text for n in range(200) for text in [f"row {n:05}"] * 5], 100, 900),
+    ],
+)
+def test_equal_documents_count_as_one(texts: list[str], val_whole: int, train: int, seed: int) -> None:
+    splits = _split(texts, 0.1, seed)
+    assert (len(splits["val"]), len(splits["train"])) == (val_whole, train)
+    assert not set(splits["train"]) & set(splits["val"])
+
+
+@pytest.mark.parametrize("other", ["another row of text", "x"])
+def test_equal_documents_larger_than_the_rest_are_cut_at_the_same_place(
+    other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        splits = _split(["an equal row of text"] * 1000 + [other], 0.1)
+    assert splits["train"] == ["an equal row of te"] * 1000
+    assert splits["val"] == ["xt"] * 1000 + [other]
+    (record,) = caplog.records
+    assert record.message.startswith("validation has 1 of 2 distinct documents and the end of the largest: equal ones")
+
+
+@pytest.mark.parametrize("num_notes,in_val", [(1, 1), (3, 1), (20, 2), (90, 9)])
+def test_validation_takes_its_fraction_of_the_documents_beside_a_large_one(num_notes: int, in_val: int) -> None:
+    notes = [f"note {n:03}\n" * 10 for n in range(num_notes)]
+    novel = "".join(f"line {n}\n" for n in range(9000))
+    splits = _split([*notes, novel], 0.1)
+    assert len(set(splits["val"]) & set(notes)) == in_val
+    assert sum(map(len, splits["val"])) == pytest.approx(0.1 * sum(map(len, [*notes, novel])), rel=0.02)
 
 
 def test_the_hash_decides_which_of_equally_long_documents_is_divided() -> None:

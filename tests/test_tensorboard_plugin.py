@@ -1,7 +1,6 @@
 """Server side of the Attention tab, with both of TensorBoard's data servers."""
 
 import gzip
-import json
 import subprocess
 import sys
 import time
@@ -14,7 +13,16 @@ import pytest
 
 from gpt.attention_maps.tensorboard_plugin import AttentionLoader
 from tests.attention_events import read_captures, unpack_layer
-from tests.serving import get, tensorboard, wait_for_runs, write_run, write_test_runs
+from tests.serving import (
+    get,
+    get_captures,
+    tensorboard,
+    wait_for_captures,
+    wait_for_runs,
+    write_run,
+    write_series,
+    write_test_runs,
+)
 
 Served = tuple[str, Path]
 ROOT = Path(__file__).parent.parent
@@ -33,27 +41,13 @@ def served(
         yield address, folder
 
 
-def _captures(address: str, run: str, tag: str, **parameters: float) -> list[dict]:
-    status, body = get(address, "captures", run=run, tag=tag, **parameters)
-    assert status == 200
-    return json.loads(body)
-
-
-def _wait_for_captures(address: str, run: str, tag: str, count: int) -> list[dict]:
-    deadline = time.monotonic() + 60
-    while len(captures := _captures(address, run, tag)) < count:
-        assert time.monotonic() < deadline, len(captures)
-        time.sleep(0.3)
-    return captures
-
-
 def test_the_server_returns_what_was_written(served: Served) -> None:
     address, folder = served
     written = read_captures(folder / "real")
     listed = wait_for_runs(address, {"real"})["real"]
     assert listed.keys() == written.keys()
     for tag, captures in written.items():
-        got = _wait_for_captures(address, "real", tag, len(captures))
+        got = wait_for_captures(address, "real", tag, len(captures))
         assert {**captures[0].series, "last_wall_time": got[-1]["wall_time"]} == listed[tag]
         assert [capture["step"] for capture in got] == [capture.step for capture in captures]
         for capture, expected in zip(got, captures, strict=True):
@@ -71,8 +65,8 @@ def test_the_server_returns_what_was_written(served: Served) -> None:
 def test_newer_than_limits_the_scores_to_newer_captures(served: Served) -> None:
     address, folder = served
     (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
-    every = _wait_for_captures(address, "real", tag, 4)
-    newer = _captures(address, "real", tag, newer_than=every[1]["wall_time"])
+    every = wait_for_captures(address, "real", tag, 4)
+    newer = get_captures(address, "real", tag, newer_than=every[1]["wall_time"])
     assert [capture["step"] for capture in newer] == [capture["step"] for capture in every]
     assert ["scores" in capture for capture in newer] == [c["wall_time"] > every[1]["wall_time"] for c in every]
 
@@ -80,13 +74,13 @@ def test_newer_than_limits_the_scores_to_newer_captures(served: Served) -> None:
 def test_all_of_500_captures_are_kept(served: Served) -> None:
     address, _ = served
     (tag,) = wait_for_runs(address, {"long"})["long"]
-    assert [capture["step"] for capture in _wait_for_captures(address, "long", tag, 500)] == list(range(500))
+    assert [capture["step"] for capture in wait_for_captures(address, "long", tag, 500)] == list(range(500))
 
 
 def test_a_truncated_file_is_read_up_to_its_end(served: Served) -> None:
     address, _ = served
     for tag in wait_for_runs(address, {"half"})["half"]:
-        steps = [capture["step"] for capture in _wait_for_captures(address, "half", tag, 1)]
+        steps = [capture["step"] for capture in wait_for_captures(address, "half", tag, 1)]
         assert steps == [0, 2, 8, 30][: len(steps)]
 
 
@@ -94,7 +88,7 @@ def test_a_token_of_markup_is_served_as_data(served: Served) -> None:
     address, _ = served
     ((tag, facts),) = wait_for_runs(address, {"other_shape"})["other_shape"].items()
     assert facts["labels"] == ["<start>", "<script>alert(1)</script>", "·c"]
-    first = _wait_for_captures(address, "other_shape", tag, 2)[0]
+    first = wait_for_captures(address, "other_shape", tag, 2)[0]
     where = {"run": "other_shape", "tag": tag, "step": 0, "wall_time": first["wall_time"], "layer": 2}
     body = get(address, "maps", **where)[1]
     assert unpack_layer(body if body[:2] == b"\x1f\x8b" else gzip.compress(body), 5).shape == (5, 3, 3)
@@ -121,7 +115,7 @@ def test_a_token_of_markup_is_served_as_data(served: Served) -> None:
 def test_invalid_requests_get_an_error_status(route: str, parameters: dict, status: int, served: Served) -> None:
     address, folder = served
     (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
-    known = {"TAG": tag, "TIME": _wait_for_captures(address, "real", tag, 4)[-1]["wall_time"]}
+    known = {"TAG": tag, "TIME": wait_for_captures(address, "real", tag, 4)[-1]["wall_time"]}
     got, body = get(address, route, **{name: known.get(value, value) for name, value in parameters.items()})
     assert got == status, body
     assert get(address, "series")[0] == 200
@@ -136,6 +130,34 @@ def test_the_static_files_are_served(served: Served) -> None:
 
 
 @pytest.mark.parametrize("fast", ["true", "false"])
+def test_damaged_series_hide_no_others(fast: str, tmp_path: Path) -> None:
+    folder, scores = tmp_path / "runs", gzip.compress(b'{"sink": [[0.5, NaN]]}')
+    layer = gzip.compress(bytes(2 * 10))  # 2 heads, 4 tokens
+    write_run(folder / "valid", [0])
+    write_series(folder / "nan", [[scores, layer]])
+    write_series(folder / "one_step", [[scores, layer], [scores[:-1], layer]])
+    write_series(folder / "bomb", [[scores, gzip.compress(bytes(10**8))], [scores, layer + b"x"], [scores, b"junk"]])
+    write_series(folder / "layers", [[scores, layer, layer]])
+    write_series(folder / "nested", [[scores]], b"[" * 100_000)
+    write_series(folder / "scores", [[b"junk"]])
+    write_series(folder / "time", [[scores]], wall_time=float("nan"))
+    write_series(folder / "two", [[scores]])
+    write_series(folder / "two", [[b"junk"]], tag="other")
+    with tensorboard(folder, "--load_fast", fast) as address:
+        runs = wait_for_runs(address, {"valid", "nan", "one_step", "bomb", "two"})
+        assert set(runs) == {"valid", "nan", "one_step", "bomb", "two"}
+        assert set(runs["two"]) == {"t"}
+        (capture,) = get_captures(address, "nan", "t")
+        assert capture["scores"] == {"sink": [[0.5, None]]}
+        assert [capture["step"] for capture in get_captures(address, "one_step", "t")] == [0]
+        for capture in wait_for_captures(address, "bomb", "t", 3):
+            where = {"step": capture["step"], "wall_time": capture["wall_time"], "layer": 0}
+            status, body = get(address, "maps", run="bomb", tag="t", **where)
+            assert status == 404
+            assert b"damaged" in body
+
+
+@pytest.mark.parametrize("fast", ["true", "false"])
 def test_a_step_that_a_resumed_run_wrote_twice_is_served_once(fast: str, tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     write_run(folder / "run", [0, 1, 2])
@@ -143,7 +165,7 @@ def test_a_step_that_a_resumed_run_wrote_twice_is_served_once(fast: str, tmp_pat
     write_run(folder / "run", [2, 3])
     with tensorboard(folder, "--load_fast", fast) as address:
         (tag,) = wait_for_runs(address, {"run"})["run"]
-        captures = _wait_for_captures(address, "run", tag, 4)
+        captures = wait_for_captures(address, "run", tag, 4)
     assert [capture["step"] for capture in captures] == [0, 1, 2, 3]
     if fast == "true":  # the Python reader keeps the earlier one
         assert captures[2]["wall_time"] > captures[1]["wall_time"] + 1

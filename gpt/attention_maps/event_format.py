@@ -5,6 +5,8 @@ is a list of gzip blobs, which a browser decompresses itself: the head scores as
 blob per layer. A layer's blob holds the lower triangle of each head, row by row, one byte per weight: 255 times its
 square root, which is within 0.004 of the weight.
 
+An event file may be damaged, or come from elsewhere: unpacking raises ValueError for what a browser could not draw.
+
 It does not import torch, because every TensorBoard imports it. Shape letters: L layers, H heads, T length.
 """
 
@@ -13,7 +15,8 @@ import hashlib
 import json
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -24,6 +27,18 @@ if TYPE_CHECKING:
 
 PLUGIN_NAME = "attention"
 FORMAT_VERSION = 1
+
+_MAX_TOKENS = 1024
+_MAX_HEADS = 2**14  # over all layers; GPT-3 175B has 9,216, whose scores take 0.6 MB
+_MAX_JSON_BYTES = 2**22
+
+
+@contextmanager
+def _damage_as_value_error() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # parsers of bytes that may be anything raise anything, such as RecursionError
+        raise ValueError(f"damaged, or of another version: {error}") from None
 
 
 def series_tag(probe: "Probe") -> str:
@@ -47,32 +62,42 @@ def pack_series(probe: "Probe") -> bytes:
     return json.dumps(content, ensure_ascii=False).encode()
 
 
+@_damage_as_value_error()
 def unpack_series(content: bytes) -> dict[str, Any]:
-    """Unpack ``pack_series``; raises ValueError if the content is damaged or has another format version."""
-    series = json.loads(content)
-    if not isinstance(series, dict) or series.get("format_version") != FORMAT_VERSION:
-        raise ValueError(f"the metadata is not a series of attention maps of format version {FORMAT_VERSION}")
-    return series
+    """Unpack ``pack_series``."""
+    if len(content) > _MAX_JSON_BYTES:
+        raise ValueError(f"metadata of {len(content)} bytes")
+    match series := json.loads(content):
+        case {
+            "format_version": version,
+            "probe": str(),
+            "labels": [_, _, *_] as labels,
+            "characters": [*characters],
+            "repeats": bool(),
+            "generated_from": int() | None,
+            **others,
+        } if version == FORMAT_VERSION and len(labels) == len(characters) <= _MAX_TOKENS and not others:
+            if all(isinstance(text, str) for text in labels + characters):
+                return dict(series)
+    raise ValueError(
+        f"metadata of something other than a probe of 2 to {_MAX_TOKENS} tokens in format version {FORMAT_VERSION}"
+    )
 
 
 def pack_scores(scores: Mapping[str, NDArray[np.float32]]) -> bytes:
     """Pack scores, name to (L, H), rounded to four decimals; NaN and infinity become null."""
-    content = {
-        name: [[round(value, 4) if math.isfinite(value) else None for value in layer] for layer in values.tolist()]
-        for name, values in scores.items()
-    }
+    content = {name: _rounded(values) for name, values in scores.items()}
     return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
 
 
+@_damage_as_value_error()
 def unpack_scores(blob: bytes) -> dict[str, list[list[float | None]]]:
-    """Unpack ``pack_scores``, name to L lists of H numbers; raises ValueError if the blob is damaged."""
-    try:
-        scores = json.loads(gzip.decompress(blob))
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"the scores are not valid gzip: {error}") from None
-    if not isinstance(scores, dict):
-        raise ValueError("the scores are not a JSON object")
-    return scores
+    """Unpack ``pack_scores``, name to L lists of H numbers; NaN becomes None, as infinity does."""
+    content = json.loads(_decompress(blob, _MAX_JSON_BYTES))
+    scores = {name: np.array(values, dtype=np.float64) for name, values in content.items()}
+    if len({values.shape for values in scores.values()}) != 1 or not 0 < scores["sink"].size <= _MAX_HEADS:
+        raise ValueError("scores of different or too many heads")
+    return {name: _rounded(values) for name, values in scores.items()}
 
 
 def pack_layer(maps: NDArray[np.float32]) -> bytes:
@@ -80,3 +105,23 @@ def pack_layer(maps: NDArray[np.float32]) -> bytes:
     rows, columns = np.tril_indices(maps.shape[-1])
     weights = np.nan_to_num(maps[:, rows, columns], nan=0.0)  # (H, T(T+1)/2)
     return gzip.compress((np.sqrt(weights) * 255).round().astype(np.uint8).tobytes(), mtime=0)
+
+
+@_damage_as_value_error()
+def check_layer(blob: bytes, num_heads: int, num_tokens: int) -> None:
+    """Raise ValueError unless the blob is a ``pack_layer`` of maps of this shape."""
+    expected = num_heads * num_tokens * (num_tokens + 1) // 2
+    if (size := len(_decompress(blob, expected))) != expected:
+        raise ValueError(f"{size} attention weights; expected {expected}")
+
+
+def _rounded(values: NDArray[Any]) -> list[list[float | None]]:
+    return [[round(value, 4) if math.isfinite(value) else None for value in layer] for layer in values.tolist()]
+
+
+def _decompress(blob: bytes, max_bytes: int) -> bytes:
+    stream = zlib.decompressobj(wbits=31)  # gzip
+    content = stream.decompress(blob, max_bytes + 1)
+    if len(content) > max_bytes or not stream.eof or stream.unused_data:
+        raise ValueError(f"a blob that is truncated, has trailing bytes or unpacks to more than {max_bytes} bytes")
+    return content

@@ -1,5 +1,6 @@
 """Write the attention maps of prompts under a checkpoint, for TensorBoard's Attention tab."""
 
+import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,11 +10,10 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
-from torch.utils.tensorboard import SummaryWriter
 
 from gpt.attention_maps.capture import capture_attention
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, Probe, repeated_random_probe, text_probe
-from gpt.attention_maps.writer import write_captures
+from gpt.attention_maps.writer import summarise_captures, write_event_file
 from gpt.checkpoint import load_model, steps_trained
 from gpt.data.manifest import Manifest, SplitTokens
 from gpt.errors import UserError
@@ -29,8 +29,8 @@ def watch_prompts(
 ) -> Path:
     """Continue the prompts as requested, and write their attention maps and those of a repeated random sequence.
 
-    Returns the folder that was written. Each training step of a model has its own folder in ``logdir``: within one
-    folder, TensorBoard drops the events of later steps when an earlier step is written after them.
+    Returns the folder that was written. Each model and training step has its own in ``logdir``, with a hash of both in
+    its name: TensorBoard shows one of several models in a folder, and drops the events of steps after an earlier one.
     """
     model, tokenizer = load_model(checkpoint, device)
     probes = _text_probes(model, tokenizer, prompts, request, seed)
@@ -40,12 +40,25 @@ def watch_prompts(
     if random is not None:
         probes.insert(0, random)  # first, because summaries and the image are those of the last probe
     step = steps_trained(checkpoint)
-    # quickstart-step720 for checkpoints/quickstart, openai-community-gpt2 for a name on the Hub
+    captures = capture_attention(model, probes)
+    if not all(capture.maps.isfinite().all() for capture in captures):
+        raise UserError(
+            f"the attention of {checkpoint} is not finite: it diverged in training; use an earlier checkpoint"
+        )
+    # quickstart-step720-0a1b2c3d for checkpoints/quickstart, openai-community-gpt2 for a name on the Hub
     name = folder.name if folder.exists() else checkpoint.replace("/", "-")
-    run_dir = logdir / (f"{name}-step{step}" if step else name)
-    with SummaryWriter(str(run_dir)) as writer:
-        write_captures(writer, step, capture_attention(model, probes), image=True)
+    if step:
+        name += f"-step{step}"
+    run_dir = logdir / f"{name}-{_sha256(model, tokenizer, step)[:8]}"
+    write_event_file(run_dir, step, summarise_captures(captures, image=True))
     return run_dir
+
+
+def _sha256(model: GPT, tokenizer: Tokenizer, step: int) -> str:
+    digest = hashlib.sha256(repr((model.config, tokenizer.sha256, step)).encode())
+    for weights in model.parameters():
+        digest.update(weights.flatten().view(torch.uint8).cpu().numpy().data)
+    return digest.hexdigest()
 
 
 def _text_probes(model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], request: Request, seed: int) -> list[Probe]:
@@ -74,11 +87,12 @@ def _id_counts(folder: Path, tokenizer: Tokenizer) -> NDArray[Any]:
     """Count the ids in the validation data of a run, as training does; all ones if there is none."""
     config = folder / "config.yaml"
     if config.is_file():
-        data = Path(yaml.safe_load(config.read_text())["data"]["path"])
         try:
+            data = Path(yaml.safe_load(config.read_text(encoding="utf-8"))["data"]["path"])
             manifest = Manifest.load(data)
             manifest.check_tokenizer(tokenizer)
             return SplitTokens(data, manifest, "val").id_counts()
-        except UserError as error:
-            log.info("sampling the random sequence from the whole vocabulary: %s", error)
+        except Exception as error:  # a file of this name may be another program's, and hold anything
+            reason = " ".join(f"{config}: {error}".split())
+            log.info("sampling the random sequence from the whole vocabulary: %.300s", reason)
     return np.ones(tokenizer.vocab_size)

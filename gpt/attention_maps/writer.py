@@ -1,18 +1,25 @@
 """Write attention maps and head scores to TensorBoard's event files."""
 
 import io
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, Summary, SummaryMetadata
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util.tensor_util import make_tensor_proto
 from torch.utils.tensorboard import SummaryWriter
 
 from gpt.attention_maps import event_format
 from gpt.attention_maps.capture import Capture
 from gpt.attention_maps.head_metrics import head_metrics
+from gpt.errors import UserError
+from gpt.files import atomic_write
 
 # Scalars over all heads, one line per run; the Attention tab has the scores of each head.
 _SUMMARIES = {
@@ -26,7 +33,29 @@ _IMAGE_PIXELS = 512
 def write_captures(
     writer: SummaryWriter, step: int, captures: Sequence[Capture], random_maps: bool = True, image: bool = False
 ) -> None:
-    """Write the captures of one step for the Attention tab, and summaries over all heads as scalars.
+    """Write the captures of one step to a running writer, as ``summarise_captures`` packs them."""
+    # One event for all values wakes the writer's thread once, and is written whole or not at all.
+    summary = summarise_captures(captures, random_maps, image)
+    writer._get_file_writer().add_summary(summary, step)  # type: ignore[no-untyped-call]
+
+
+def write_event_file(run_dir: Path, step: int, summary: Summary) -> None:
+    """Write one step as an event file: a SummaryWriter would lose the errors of its thread, such as a full disk."""
+    now = time.time()
+    path = run_dir / f"events.out.tfevents.{now:.6f}"
+    run_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        with atomic_write(path) as file:
+            for content in {"file_version": "brain.Event:2"}, {"step": step, "summary": summary}:
+                RecordWriter(file).write(Event(wall_time=now, **content).SerializeToString())
+    except OSError as error:
+        with suppress(OSError):  # the folder has other files
+            run_dir.rmdir()
+        raise UserError(f"{path} cannot be written: {error.strerror}; choose another logdir") from None
+
+
+def summarise_captures(captures: Sequence[Capture], random_maps: bool = True, image: bool = False) -> Summary:
+    """Pack the captures of one step for the Attention tab, and summaries over all heads as scalars.
 
     A score that is defined on several probes is summarised for the last of them.
 
@@ -58,8 +87,7 @@ def write_captures(
         grid.save(png, "png", compress_level=1)  # five times faster than the default level
         encoded = Summary.Image(height=grid.height, width=grid.width, colorspace=1, encoded_image_string=png.getvalue())
         values.append(Summary.Value(tag="attention/all_heads", image=encoded))
-    # One event for all values wakes the writer's thread once, and is written whole or not at all.
-    writer._get_file_writer().add_summary(Summary(value=values), step)  # type: ignore[no-untyped-call]
+    return Summary(value=values)
 
 
 def attention_image(maps: NDArray[np.float32]) -> Image.Image:

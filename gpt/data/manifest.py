@@ -3,10 +3,13 @@
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from functools import lru_cache
+from io import FileIO
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_origin
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +21,14 @@ from gpt.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 MANIFEST_NAME = "manifest.json"
 SPLITS = ("train", "val")
 FORMAT_VERSION = 2
 
 _CHUNK_TOKENS = 2**20  # read at a time
+_MAX_OPEN_SHARDS = 100  # per split
 
 
 @dataclass(frozen=True)
@@ -64,19 +70,28 @@ class Manifest:
             for key, known in supported.items():
                 if content.get(key, LLM_C) not in known:
                     raise ValueError(f"{key} is {content.get(key)!r}; expected {' or '.join(map(str, known))}")
-            splits = {name: _parse_split(split) for name, split in content.pop("splits").items()}
-            return Manifest(splits=splits, sources=tuple(content.pop("sources")), **content)
+            splits = content.pop("splits")
+            splits |= {name: _parse_split(splits[name]) for name in SPLITS}
+            return _check_types(Manifest(splits=splits, sources=tuple(content.pop("sources")), **content))
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
             raise UserError(f"{path} is not a manifest of this version: {error}; prepare the data again") from None
 
     @property
     def sha256(self) -> str:
-        """Hash of the manifest, and so of all shards: equal hashes mean equal data."""
-        return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        """Hash of the tokenizer and of all shards in order: equal hashes mean equal tokens, from whatever sources."""
+        shards = {name: [(shard.tokens, shard.sha256) for shard in split.shards] for name, split in self.splits.items()}
+        content = self.tokenizer_sha256, self.vocab_size, self.eot_id, self.dtype, self.layout, shards
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def is_data_of(self, sha256: str) -> bool:
+        """Whether a checkpoint's hash is of this data; earlier checkpoints have a hash of the whole manifest."""
+        whole = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return sha256 in (self.sha256, whole)
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise a UserError unless this tokenizer encoded the data."""
-        if (tokenizer.sha256, tokenizer.vocab_size) != (self.tokenizer_sha256, self.vocab_size):
+        encoded_by = self.tokenizer_sha256, self.vocab_size, self.eot_id
+        if (tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id) != encoded_by:
             raise UserError(
                 f"the data's tokenizer is {self.tokenizer!r} ({self.vocab_size} ids); expected {tokenizer.name!r} "
                 f"({tokenizer.vocab_size} ids); prepare the data with tokenizer {tokenizer.name}"
@@ -84,7 +99,7 @@ class Manifest:
 
 
 class SplitTokens:
-    """All tokens of a split as one array, memory-mapped shard by shard, after checking it against the manifest."""
+    """All tokens of a split as one array on disk, after checking its shards against the manifest."""
 
     def __init__(self, folder: Path, manifest: Manifest, split: str) -> None:
         if split not in manifest.splits:
@@ -92,11 +107,17 @@ class SplitTokens:
         self.name, self.info, self.vocab_size = split, manifest.splits[split], manifest.vocab_size
         self._opened_from = folder, manifest, split
         self._paths = [folder / shard.name for shard in self.info.shards]
-        self._arrays = [open_shard(path, manifest.layout) for path in self._paths]
+        self._dtype = np.dtype(manifest.dtype).newbyteorder("<")
         self._ends = np.cumsum([shard.tokens for shard in self.info.shards])
-        for path, shard, array in zip(self._paths, self.info.shards, self._arrays, strict=True):
-            if len(array) != shard.tokens or array.dtype != np.dtype(manifest.dtype).newbyteorder("<"):
+        self._offsets = []  # bytes before the tokens
+        # Closed when evicted: a process may open only so many files, often 256 or 1,024.
+        self._open = lru_cache(_MAX_OPEN_SHARDS)(lambda number: FileIO(self._paths[number]))
+        for number, (path, shard) in enumerate(zip(self._paths, self.info.shards, strict=True)):
+            array = open_shard(path, manifest.layout)
+            self._open(number)
+            if len(array) != shard.tokens or array.dtype != self._dtype:
                 raise UserError(f"shard {path} is not the one in the manifest; prepare the data again")
+            self._offsets.append(array.offset)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -104,18 +125,23 @@ class SplitTokens:
     def read(self, start: int, stop: int) -> NDArray[np.int64]:
         """Copy the tokens from ``start`` to ``stop``, across shards, and check their ids: (stop - start,) int64."""
         assert 0 <= start < stop <= len(self)
-        arrays, parts = self._arrays, []
+        parts = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         while start < stop:
-            shard_start = int(self._ends[shard]) - len(arrays[shard])
-            part = arrays[shard][start - shard_start : stop - shard_start]
+            end, size = int(self._ends[shard]), self._dtype.itemsize
+            position = self._offsets[shard] + size * (start - end + self.info.shards[shard].tokens)
+            length = min(stop, end) - start
+            content = os.pread(self._open(shard).fileno(), size * length, position)
+            if len(content) < size * length:
+                raise UserError(f"shard {self._paths[shard]} was truncated while it was read; prepare the data again")
+            part = np.frombuffer(content, self._dtype)
             if (largest := part.max()) >= self.vocab_size:
                 raise UserError(
                     f"id {largest} in {self._paths[shard]} is outside the vocabulary of {self.vocab_size}; "
                     "check the files with prepare_data.py --verify"
                 )
             parts.append(part)
-            start, shard = start + len(part), shard + 1
+            start, shard = start + length, shard + 1
         return np.concatenate(parts).astype(np.int64)
 
     def id_counts(self) -> NDArray[np.int64]:
@@ -129,7 +155,7 @@ class SplitTokens:
                 raise UserError(f"shard {path} has changed since it was written; prepare the data again")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A memory map is pickled as a copy of its content, so loader workers open the files themselves.
+        # Loader workers open the files themselves.
         return SplitTokens, self._opened_from
 
 
@@ -146,16 +172,25 @@ def verify(folder: Path) -> Manifest:
 
 
 def _parse_split(content: Mapping[str, Any]) -> Split:
-    split = Split(**{**content, "shards": tuple(Shard(**shard) for shard in content["shards"])})
-    for shard in split.shards:
+    shards = tuple(_check_types(Shard(**shard)) for shard in content["shards"])
+    split = _check_types(Split(**{**content, "shards": shards}))
+    for shard in shards:
         if Path(shard.name).name != shard.name:  # a manifest from elsewhere must not name files outside its folder
             raise ValueError(f"a shard's name is {shard.name!r}; expected a file name")
-    for count in (split.tokens, split.utf8_bytes, *(shard.tokens for shard in split.shards)):
-        if not isinstance(count, int) or count < 1:
-            raise ValueError(f"a count of tokens or bytes is {count!r}; expected at least 1")
-    if split.tokens != sum(shard.tokens for shard in split.shards):
+    if min(split.tokens, split.utf8_bytes, *(shard.tokens for shard in shards)) < 1:
+        raise ValueError("a count of tokens or bytes is 0 or less; expected at least 1")
+    if split.tokens != sum(shard.tokens for shard in shards):
         raise ValueError(f"a split has {split.tokens!r} tokens; expected the sum of its shards'")
     return split
+
+
+def _check_types(content: T) -> T:
+    """Raise ValueError if a field of a dataclass has another type than its annotation."""
+    for field in fields(content):  # type: ignore[arg-type]
+        value, kind = getattr(content, field.name), get_origin(field.type) or field.type
+        if not isinstance(value, kind):  # type: ignore[arg-type]
+            raise ValueError(f"{field.name} is {value!r:.100}; expected {kind}")
+    return content
 
 
 def find_token_files(folder: Path) -> list[Path]:

@@ -1,15 +1,20 @@
 """The train/val split: documents are chosen by the hash of their text, so it does not depend on order or machine."""
 
 import hashlib
+import logging
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpt.data.documents import Document, utf8_length
 from gpt.errors import UserError
 from gpt.tokenizer import END_OF_TEXT
+
+log = logging.getLogger(__name__)
+
+_FEW_DOCUMENTS = 5
 
 
 @dataclass(frozen=True)
@@ -18,26 +23,26 @@ class CorpusStats:
 
     keys: "array[int]"
     sizes: "array[int]"
-    longest: Document  # of several equally long ones, that with the lowest key
     corpus_sha256: str
 
 
 @dataclass(frozen=True)
 class SplitPlan:
-    """Which documents are validation: those with ``key < val_below`` and at most ``max_val_bytes`` bytes.
+    """Which documents are validation: those with ``key < val_below`` that are not among ``train_keys``.
 
-    The document with ``cut_key``, if any, is divided: its characters from ``cut`` on are validation.
+    Of the documents with ``cut_key``, if any, which are equal, the last ``cut_bytes`` bytes are validation.
     """
 
     val_below: int
-    max_val_bytes: float = float("inf")
+    train_keys: frozenset[int] = frozenset()
     cut_key: int | None = None
-    cut: int = 0
+    cut_bytes: float = 0.0
 
     def assign(self, key: int, size: int, document: Document) -> Iterator[tuple[str, str]]:
         """Read a document's text in blocks, each with its split."""
-        is_val = key < self.val_below and size <= self.max_val_bytes
-        cut = self.cut if key == self.cut_key else 0 if is_val else size  # characters of training
+        cut = 0 if key < self.val_below and key not in self.train_keys else size  # characters of training
+        if key == self.cut_key:
+            cut = _find_cut(document, size, self.cut_bytes)
         for block in document.read():
             if cut > 0:
                 yield "train", block[:cut]
@@ -56,46 +61,46 @@ def split_key(digest: bytes, seed: int) -> int:
 def measure_corpus(documents: Iterable[Document], seed: int) -> CorpusStats:
     """Hash and measure every document."""
     keys, sizes, corpus = array("Q"), array("Q"), hashlib.sha256()
-    longest, longest_rank = None, (0, 0)
     for document in documents:
         digest, size = document.measure()
-        key = split_key(digest, seed)
-        keys.append(key)
+        keys.append(split_key(digest, seed))
         sizes.append(size)
         corpus.update(digest)
-        if (size, -key) > longest_rank:
-            longest, longest_rank = document, (size, -key)
-    if longest is None:
+    if not any(sizes):
         raise UserError("the sources contain no text; give at least one with text")
-    return CorpusStats(keys, sizes, longest, corpus.hexdigest())
+    return CorpusStats(keys, sizes, corpus.hexdigest())
 
 
 def plan_split(stats: CorpusStats, val_fraction: float) -> SplitPlan:
     """Choose documents in the order of their keys until ``val_fraction`` of the bytes is validation.
 
-    A document larger than that fraction stays in training: a novel among notes would be all of validation. If less than
-    half of the fraction is reached (a single document, or a few long ones), the end of the longest is validation too.
+    Equal documents count as one, of all their bytes. One that is larger than the fraction stays in training: a novel
+    among notes would be all of validation. If the others are less than the fraction together, ``val_fraction`` of them
+    is chosen. If less than half of the fraction is reached, the end of the largest is validation too.
     """
-    keys, sizes = np.array(stats.keys), np.array(stats.sizes)
-    keys, sizes = keys[sizes > 0], sizes[sizes > 0]
-    val_bytes = val_fraction * sum(stats.sizes)
-    order = np.argsort(keys)
-    eligible_sizes = np.where(sizes <= val_bytes, sizes, 0)
-    last = int(np.searchsorted(np.cumsum(eligible_sizes[order]), val_bytes))
-    val_below = int(keys[order][min(last, len(keys) - 1)]) + 1
-    if eligible_sizes.all():
-        val_below = min(val_below, int(keys.max()))  # at least one document is training
-    chosen_bytes = int(eligible_sizes[keys < val_below].sum())
-    if chosen_bytes >= val_bytes / 2:
-        return SplitPlan(val_below, val_bytes)
-
-    size = int(sizes.max())
-    key = int(keys[sizes == size].min())
-    copies = int((keys == key).sum())
-    if key < val_below and size <= val_bytes:
-        chosen_bytes -= copies * size
-    missing_bytes = min((val_bytes - chosen_bytes) / copies, size if copies == len(keys) else size / 2)
-    return SplitPlan(val_below, val_bytes, key, _find_cut(stats.longest, size, missing_bytes))
+    keys, first, copies = np.unique(stats.keys, return_index=True, return_counts=True)  # sorted
+    sizes = np.array(stats.sizes)[first]
+    keys, sizes, copies = keys[sizes > 0], sizes[sizes > 0], copies[sizes > 0]
+    val_bytes = val_fraction * int((sizes * copies).sum())
+    is_eligible = sizes * copies <= val_bytes
+    reached = np.cumsum(np.where(is_eligible, sizes * copies, 0))
+    last = int(np.searchsorted(reached, val_bytes if reached[-1] > val_bytes else val_fraction * reached[-1]))
+    if is_eligible.all():
+        last = min(last, len(keys) - 2)  # at least one document is training
+    whole = is_eligible[: last + 1]
+    plan = SplitPlan(int(keys[last]) + 1, frozenset(keys[: last + 1][~whole].tolist()))
+    end = ""
+    if reached[last] < val_bytes / 2:
+        largest = int(np.argmax(sizes * copies))
+        missing = (val_bytes - float(reached[last])) / int(copies[largest])
+        cut_bytes = min(missing, int(sizes[largest]) / (1 if len(keys) == 1 else 2))
+        if cut_bytes >= 1 or not whole.any():
+            plan = replace(plan, cut_key=int(keys[largest]), cut_bytes=cut_bytes)
+            end = " and the end of the largest"
+    if whole.sum() < _FEW_DOCUMENTS and len(stats.keys) > 1:
+        why = "equal ones count as one, and one larger than the fraction stays in training"
+        log.info("validation has %d of %d distinct documents%s: %s", whole.sum(), len(keys), end, why)
+    return plan
 
 
 def _find_cut(document: Document, size: int, val_bytes: float) -> int:

@@ -110,7 +110,7 @@ def detect_layout(path: Path) -> str:
     return LLM_C if tuple(np.fromfile(path, dtype="<i4", count=2)) in _FORMATS.values() else NANOGPT
 
 
-def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
+def open_shard(path: Path, layout: str = LLM_C) -> "np.memmap[Any, Any]":
     """Memory-map the tokens of a file, after checking its header and size: (n,) uint16 or uint32, read-only."""
     if not path.is_file():
         raise UserError(f"{path} is missing; prepare the data again")
@@ -122,7 +122,7 @@ def open_shard(path: Path, layout: str = LLM_C) -> NDArray[Any]:
         raise UserError(f"{path} is not a valid token file: {error}; prepare the data again") from None
 
 
-def _open_llm_c(path: Path) -> NDArray[Any]:
+def _open_llm_c(path: Path) -> "np.memmap[Any, Any]":
     header = np.fromfile(path, dtype="<i4", count=_HEADER_INTS).tolist()
     dtypes = [dtype for dtype, numbers in _FORMATS.items() if tuple(header[:2]) == numbers]
     if not dtypes or len(header) < _HEADER_INTS:
@@ -133,12 +133,12 @@ def _open_llm_c(path: Path) -> NDArray[Any]:
     return np.memmap(path, dtype=dtypes[0], mode="r", offset=_HEADER_BYTES, shape=(header[2],))
 
 
-def _open_npy(path: Path) -> NDArray[Any]:
+def _open_npy(path: Path) -> "np.memmap[Any, Any]":
     try:
         tokens = np.load(path, mmap_mode="r", allow_pickle=False)
     except Exception as error:  # of Python's parser, if the header is damaged
         raise ValueError(f"NumPy cannot read it ({error})") from None
-    if not isinstance(tokens, np.ndarray):
+    if not isinstance(tokens, np.memmap):
         raise ValueError("it holds several arrays (.npz); expected one")
     if tokens.ndim != 1 or tokens.dtype not in _FORMATS or len(tokens) == 0:
         raise ValueError(f"it is a {tokens.dtype} array of shape {tokens.shape}; expected (n,) uint16 or uint32")

@@ -79,7 +79,7 @@ export class Grid {
     const range = rangeOf(scores, options.metric);
     for (const tile of this.tiles) {
       const role = roleOf(scores, tile.layer, tile.head, size);
-      tile.value = options.metric === "role" ? role?.value : scores[options.metric]?.[tile.layer][tile.head];
+      tile.value = options.metric === "role" ? role?.value : scores[options.metric]?.[tile.layer]?.[tile.head];
       const metric = options.metric === "role" ? role?.metric : options.metric;
       const name = `layer ${tile.layer}, head ${tile.head}`;
       const description = metric ? `${METRICS[metric].name} ${formatScore(tile.value, metric)}` : "no clear role";
