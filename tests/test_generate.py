@@ -276,7 +276,7 @@ PROMPT = "two\r\nlines é"
         (b"\n", ""),
         (b"", ""),
         (b"caf\xe9", "is not UTF-8: byte 0xe9 at offset 3; convert it"),
-        ((PROMPT + "\n").encode("utf-16"), "is UTF-16; expected text in UTF-8. Convert it"),
+        ((PROMPT + "\n").encode("utf-16"), "is UTF-16 (iconv -f UTF-16 -t UTF-8 converts it); expected text in UTF-8"),
         (b"PK\3\4", "is a ZIP archive"),
         (gzip.compress(PROMPT.encode())[:-9], "is not valid gzip, or truncated"),
         (bytes(9), "is binary or UTF-16"),

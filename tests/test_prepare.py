@@ -192,8 +192,8 @@ def test_each_hint_is_logged_once(streaming: bool, tmp_path: Path, caplog: pytes
         options = PrepareOptions(0.3, special_tokens=choice, streaming=streaming)
         prepare([str(tmp_path)], tmp_path / f"data-{choice}", "bytes", options)
         assert caplog.messages.count(f"{tmp_path}: skipped 9 files of other types (9 .rst)") == 1
-        assert sum("81 NUL characters" in message for message in caplog.messages) == 1
-        assert sum("81 end-of-text markers" in message for message in caplog.messages) == (choice == "text")
+        assert sum("contains NUL characters" in message for message in caplog.messages) == 1
+        assert sum("contains <|endoftext|>" in message for message in caplog.messages) == (choice == "text")
         assert sum("skipped 1 empty document," in message for message in caplog.messages) == 1
         shutil.rmtree(tmp_path / f"data-{choice}")
 

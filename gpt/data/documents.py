@@ -17,24 +17,19 @@ from gpt.errors import UserError
 _BLOCK_BYTES = 2**20
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _EXPECTED = "expected text in UTF-8. Extract its text, or convert it"
-_EXTRACT = "Extract its files"
-_CONVERT = "Convert it, for example with iconv -f {} -t UTF-8"
-_SIGNATURES = {  # the first bytes of what is often taken for text, as a pattern, and what to do
-    "a ZIP archive (.zip, .docx, .xlsx, .epub and others)": (rb"PK(\x03\x04|\x05\x06|\x07\x08)", _EXTRACT),
-    "a tar archive": (rb".{257}ustar", _EXTRACT),
-    "a 7z archive": (rb"7z\xbc\xaf\x27\x1c", _EXTRACT),
-    "a RAR archive": (rb"Rar!\x1a\x07", _EXTRACT),
-    "compressed twice": (rb"\x1f\x8b|\x28\xb5\x2f\xfd", "Decompress it"),
-    "compressed with xz": (rb"\xfd7zXZ\0", "Compress it with gzip or zstd"),
-    "compressed with bzip2": (rb"BZh[1-9](1AY&SY|\x17rE8P)", "Compress it with gzip or zstd"),
-    "Parquet": (rb"PAR1\x15", "Let its name end in .parquet"),
-    "a PDF document": (rb"%PDF-\d", "Extract its text"),
-    "an SQLite database": (rb"SQLite format 3\0", "Export its text"),
-    "a NumPy array": (rb"\x93NUMPY", "If it holds token ids, give its folder and no --output"),
-    "a pickle": (rb"\x80[\2-\5]", "Export its text"),
-    "an image": (rb"\x89PNG\r|GIF8[79]a|\xff\xd8\xff", "Give text instead"),
-    "UTF-32": (rb"\xff\xfe\0\0|\0\0\xfe\xff", _CONVERT.format("UTF-32")),
-    "UTF-16": (rb"\xff\xfe|\xfe\xff", _CONVERT.format("UTF-16")),
+_SIGNATURES = {  # patterns of the first bytes of what is taken for text
+    "a ZIP archive (.zip, .docx, .xlsx, .epub and others)": rb"PK(\x03\x04|\x05\x06|\x07\x08)",
+    "a tar archive": rb".{257}ustar",
+    "a 7z or RAR archive": rb"7z\xbc\xaf\x27\x1c|Rar!\x1a\x07",
+    "compressed twice": rb"\x1f\x8b|\x28\xb5\x2f\xfd",
+    "compressed with xz or bzip2 (gzip and zstd are read)": rb"\xfd7zXZ\0|BZh[1-9](1AY&SY|\x17rE8P)",
+    "Parquet (files ending in .parquet are read)": rb"PAR1\x15",
+    "a PDF, PostScript or RTF document": rb"%PDF-\d|%!PS-|\{\\rtf\d",
+    "a NumPy array or a token file (a folder of token ids is imported)": rb"\x93NUMPY|\x88\xd8\x34\x01",
+    "binary (image, pickle or SQLite)": rb"\x80[\2-\5]|\x89PNG\r|GIF8[79]a|\xff\xd8\xff|SQLite format 3\0",
+    "a Git LFS pointer (git lfs pull fetches the file)": rb"version https://git-lfs",
+    "UTF-32 (iconv -f UTF-32 -t UTF-8 converts it)": rb"\xff\xfe\0\0|\0\0\xfe\xff",
+    "UTF-16 (iconv -f UTF-16 -t UTF-8 converts it)": rb"\xff\xfe|\xfe\xff",
 }
 
 
@@ -142,7 +137,7 @@ def decode_text(file: "io.BufferedReader[Any]", name: str, options: PrepareOptio
         while block:
             block = content.read(_BLOCK_BYTES)
             if offset == 0:
-                _check_signature(name, block)
+                _check_is_text(name, block)
             undecoded = len(utf8.getstate()[0])
             try:
                 text = decoder.decode(block, final=not block)
@@ -151,17 +146,15 @@ def decode_text(file: "io.BufferedReader[Any]", name: str, options: PrepareOptio
             offset += len(block)
             if is_first and text:
                 is_first, text = False, text.removeprefix("\ufeff")
-                if text.count("\0") > len(text) / 4:
-                    raise UserError(f"{name} is binary or UTF-16: most bytes are NUL; {_EXPECTED}")
             if text:
                 yield text
 
 
-def _check_signature(name: str, head: bytes) -> None:
+def _check_is_text(name: str, head: bytes) -> None:
     """Refuse a file whose first bytes are those of a format other than UTF-8 text."""
-    for kind, (signature, remedy) in _SIGNATURES.items():
-        if re.match(signature, head, re.DOTALL):
-            raise UserError(f"{name} is {kind}; expected text in UTF-8. {remedy}")
+    kinds = [kind for kind, signature in _SIGNATURES.items() if re.match(signature, head, re.DOTALL)]
+    if kinds or head.count(0) > len(head) / 4:
+        raise UserError(f"{name} is {[*kinds, 'binary or UTF-16'][0]}; {_EXPECTED}")
 
 
 def not_utf8_error(name: str, error: UnicodeDecodeError, offset: int = 0, can_replace: bool = True) -> UserError:

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
@@ -159,21 +158,15 @@ def _chunk_documents(
 
 
 def _log_hints(chunks: Iterable[TextChunk], special_tokens: str) -> Iterator[TextChunk]:
-    """Pass the chunks on; warn once of NUL characters and of literal end-of-texts, with their number."""
-    hints = {"\0": ("NUL character", "is this text?")}
+    """Pass the chunks on; log one hint at the first NUL character, and one at the first literal end-of-text."""
+    hints = {"\0": "contains NUL characters; is it text?"}
     if special_tokens == "text":
-        remedy = "set special_tokens to token to make it a boundary"
-        hints[END_OF_TEXT] = ("end-of-text marker", f"{END_OF_TEXT} is encoded as ordinary text; {remedy}")
-    counts, first = Counter[str](), dict[str, str]()
+        remedy = "set special_tokens to token to make it a boundary between documents"
+        hints[END_OF_TEXT] = f"contains {END_OF_TEXT}, which is encoded as ordinary text; {remedy}"
     for chunk in chunks:
-        for mark in hints:
-            if number := chunk.text.count(mark):
-                counts[mark] += number
-                first.setdefault(mark, chunk.document)
+        for mark in [mark for mark in hints if mark in chunk.text]:
+            log.warning("%s %s", chunk.document, hints.pop(mark))
         yield chunk
-    for mark, number in counts.items():
-        noun, hint = hints[mark]
-        log.warning("%s, the first in %s: %s", counted(number, noun), first[mark], hint)
 
 
 def _write_splits(

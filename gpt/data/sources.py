@@ -29,23 +29,15 @@ HUB = "hf:"
 
 _BATCH_ROWS = 1000
 _JSON, _NOT_SPACE = json.JSONDecoder(), re.compile(r"\S")
-_SAVED = ("state.json", "dataset_dict.json")  # by save_to_disk of datasets
-# A marker and the files beside it, which together show that datasets wrote a folder.
-_WRITTEN_BY_DATASETS = (
-    ("state.json", "*.arrow"),
-    ("dataset_dict.json", "*/*.arrow"),
-    ("dataset_info.json", "*.arrow"),
-    ("dataset_info.json", "*.parquet"),
-)
-_MARKERS = {*_SAVED, "dataset_info.json", "dataset_infos.json", "config.json", MANIFEST_NAME}  # hold no documents
+# Files of datasets and other programs that describe a folder, and hold no documents.
+_MARKERS = ("dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "config.json", MANIFEST_NAME)
 
 
 def find_sources(sources: list[str]) -> list[str | Path]:
     """Find the files of the sources, in the order given, the files of a folder in the order of their paths.
 
-    A source is a file, a folder (searched recursively), a glob, ``hf:NAME[:CONFIG]``, a folder that ``datasets`` wrote,
-    or ``pydocs``: the Python language reference included in every interpreter. The names of the last kinds are returned
-    as they are.
+    A source is a file, a folder (searched recursively), a glob, a folder that ``datasets`` wrote, or, returned as it
+    is, ``hf:NAME[:CONFIG]`` or ``pydocs``: the Python language reference included in every interpreter.
     """
     found: list[str | Path] = []
     for source in sources:
@@ -114,28 +106,25 @@ def _find_files_in_folder(folder: Path) -> list[Path]:
 
 def _is_dataset(folder: Path) -> bool:
     """Whether ``datasets`` wrote the folder, by ``save_to_disk`` or ``download_and_prepare``."""
-    return any((folder / marker).exists() and any(folder.glob(files)) for marker, files in _WRITTEN_BY_DATASETS)
+    if (folder / "dataset_dict.json").exists():
+        return any(folder.glob("*/*.arrow"))
+    is_marked = (folder / "dataset_info.json").exists()
+    return is_marked and any(path.suffix in (".arrow", ".parquet") for path in folder.iterdir())
 
 
 def _json_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
-    """Read JSON Lines, or JSON on any lines: an array of objects or, from a ``.json`` file, objects."""
-    first = next((line.strip() for line in _read_lines(path, options) if not line.isspace()), "")
-    is_lines = not first.startswith("[")
-    if is_lines and (base_suffix(path) == ".json" or first == "{"):
+    """Read JSON Lines, or objects and arrays of objects on any lines."""
+    lines = _read_lines(path, options)
+    for number, line in enumerate(lines, start=1):
+        name, start = f"{path}, line {number}", line.strip()
         try:
-            json.loads(first or "null")
-        except (ValueError, RecursionError):  # an object on several lines
-            is_lines = False
-    if is_lines:
-        for number, line in enumerate(_read_lines(path, options), start=1):
-            name = f"{path}, line {number}"
-            for row in _parse_json(name, line):
-                yield _document_from_object(name, row, options)
-    else:
-        values = _parse_json(str(path), "".join(_read_lines(path, options)))
-        rows = (row for value in values for row in (value if isinstance(value, list) else [value]))
-        for number, row in enumerate(rows, start=1):
-            yield _document_from_object(f"{path}, row {number}", row, options)
+            rows = _parse_json(name, line)
+        except UserError:
+            if not (base_suffix(path) == ".json" or start == "{" or start.startswith("[")):
+                raise
+            rows = _parse_json(f"{path} from line {number} on", line + "".join(lines))
+        for index, row in enumerate(rows, start=1):
+            yield _document_from_object(name if len(rows) == 1 else f"{name}, row {index}", row, options)
 
 
 def _csv_documents(path: Path, options: PrepareOptions) -> Iterator[Document]:
@@ -199,7 +188,7 @@ def _dataset_documents(name: str, options: PrepareOptions) -> Iterator[Document]
     if folder in FORMATS and not is_local:  # datasets would read the files of the current directory
         raise UserError(f"hf:{folder} is a file format; expected hf: and a name on the Hub, or files without hf:")
     with _one_line_errors(f"hf:{name} cannot be read", "check its name, split and the network"):
-        if any(Path(folder, marker).exists() for marker in _SAVED):
+        if any(Path(folder, marker).exists() for marker in ("state.json", "dataset_dict.json")):
             rows = datasets.load_from_disk(folder)
             if isinstance(rows, datasets.DatasetDict):
                 if options.split not in rows:
@@ -268,17 +257,18 @@ def _find_column(name: str, columns: Sequence[str], options: PrepareOptions) -> 
 
 
 def _parse_json(name: str, text: str) -> list[Any]:
-    """All JSON values of a text, one after the other."""
-    values, position = [], 0
+    """JSON values of a text, one after the other, or the elements of those that are arrays."""
+    rows: list[Any] = []
+    position = 0
     try:
         while start := _NOT_SPACE.search(text, position):
             value, position = _JSON.raw_decode(text, start.start())
-            values.append(value)
-        return values
+            rows += value if isinstance(value, list) else [value]
     except ValueError as error:  # also for a number of more digits than Python converts
         raise UserError(f"{name} is not JSON: {error}; correct it (JSON Lines has one object on each line)") from None
     except RecursionError:
         raise UserError(f"{name} is nested too deeply; expected an object with a string") from None
+    return rows
 
 
 def _read_lines(path: Path, options: PrepareOptions) -> Iterator[str]:
