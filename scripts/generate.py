@@ -1,6 +1,7 @@
 """Generate text from a checkpoint. See --help."""
 
 import argparse
+import io
 import logging
 import sys
 import time
@@ -147,13 +148,15 @@ def _generate(
 
 
 def _read_prompts(args: argparse.Namespace) -> list[str]:
+    from gpt.data.documents import decode_text
+
     prompts = list(args.prompt)
     for name in args.prompt_file:
-        content = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        try:
-            prompts.append(content.decode().removesuffix("\n"))
-        except UnicodeDecodeError as error:
-            raise UserError(f"prompt file {name} is not UTF-8 at byte {error.start}; convert it to UTF-8") from None
+        if name == "-" and sys.stdin is None:
+            raise UserError("standard input is closed; give a file or --prompt")
+        with io.BufferedReader(io.BytesIO(sys.stdin.buffer.read())) if name == "-" else Path(name).open("rb") as file:
+            text = "".join(decode_text(file, f"prompt file {name}"))
+        prompts.append(text.removesuffix("\n").removesuffix("\r"))  # \n, \r\n or \r
     return prompts or [""]
 
 

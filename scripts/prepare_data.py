@@ -70,7 +70,8 @@ def parser() -> ArgumentParser:
 def body(argv: list[str]) -> int:
     """Prepare or verify data, and report its size."""
     args = parser().parse_args(argv)
-    from gpt.data.manifest import verify  # --help must not wait for this import
+    from gpt.data.documents import counted  # --help must not wait for these imports
+    from gpt.data.manifest import verify
 
     log = logging.getLogger("prepare_data")
     if args.verify:
@@ -82,7 +83,8 @@ def body(argv: list[str]) -> int:
         outcome = "written" if is_written else "unchanged"
     for name, split in manifest.splits.items():
         megabytes = split.utf8_bytes / 1e6
-        log.info("%s: %s tokens from %d documents (%.2f MB)", name, f"{split.tokens:,}", split.documents, megabytes)
+        tokens, documents = counted(split.tokens, "token"), counted(split.documents, "document")
+        log.info("%s: %s from %s (%.2f MB)", name, tokens, documents, megabytes)
     log.info("%s: %s (tokenizer %s, %d ids)", folder, outcome, manifest.tokenizer, manifest.vocab_size)
     if args.json:
         print_json({"path": str(folder), **asdict(manifest)})

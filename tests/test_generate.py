@@ -1,5 +1,7 @@
+import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import pytest
 import tiktoken
 import torch
 
+from gpt.errors import UserError
 from gpt.generation.generate import Continuation, Request, generate, stream
 from gpt.generation.sampling import Sampling
 from gpt.model.config import GPTConfig
@@ -260,6 +263,39 @@ def test_script_reads_prompts_from_flags_files_and_stdin_and_reports_its_speed(
     assert "first text after" in err
 
 
+PROMPT = "two\r\nlines é"
+
+
+@pytest.mark.parametrize(
+    "content,expected",
+    [
+        *(((PROMPT + end).encode(), PROMPT) for end in ("", "\n", "\r\n", "\r")),
+        ((PROMPT + "\r\n\r\n").encode(), PROMPT + "\r\n"),
+        ((PROMPT + "\n").encode("utf-8-sig"), PROMPT),
+        (gzip.compress((PROMPT + "\n").encode()), PROMPT),
+        (b"\n", ""),
+        (b"", ""),
+        (b"caf\xe9", "is not UTF-8: byte 0xe9 at offset 3; convert it"),
+        ((PROMPT + "\n").encode("utf-16"), "is UTF-16 (iconv -f UTF-16 -t UTF-8 converts it); expected text in UTF-8"),
+        (b"PK\3\4", "is a ZIP archive"),
+        (gzip.compress(PROMPT.encode())[:-9], "is not valid gzip, or truncated"),
+        (bytes(9), "is binary or UTF-16"),
+    ],
+)
+def test_a_prompt_is_read_like_training_text_without_its_last_line_end(
+    content: bytes, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "prompt").write_bytes(content)
+    for name in (str(tmp_path / "prompt"), "-"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        arguments = script.parser().parse_args(["model", "--prompt-file", name])
+        if expected.startswith("is "):
+            with pytest.raises(UserError, match=re.escape(f"prompt file {name} {expected}")):
+                script._read_prompts(arguments)
+        else:
+            assert script._read_prompts(arguments) == [expected]
+
+
 def test_script_prints_the_same_text_with_and_without_stream(
     tiny_run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,14 +344,19 @@ def test_script_reports_a_mistake_in_one_line(
 
 
 def test_script_refuses_invalid_prompt_files_and_checkpoints(
-    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(sys, "stdin", None)  # as after <&- in a shell
     (tmp_path / "latin1.txt").write_bytes(b"caf\xe9")
     content = torch.load(tiny_run / "last.ckpt", weights_only=True)
     content["hyper_parameters"]["tokenizer"] = "gpt2"
     torch.save(content, tmp_path / "other.ckpt")
     for arguments, words in [
-        ([str(tiny_run), "--prompt-file", str(tmp_path / "latin1.txt")], "latin1.txt is not UTF-8 at byte 3"),
+        (
+            [str(tiny_run), "--prompt-file", str(tmp_path / "latin1.txt")],
+            "latin1.txt is not UTF-8: byte 0xe9 at offset 3",
+        ),
+        ([str(tiny_run), "--prompt-file", "-"], "standard input is closed"),
         ([str(tmp_path / "none.ckpt")], "there is no checkpoint"),
         ([str(tmp_path / "other.ckpt")], "has 257 token ids and its tokenizer 'gpt2' 50257"),
     ]:

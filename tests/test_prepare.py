@@ -2,6 +2,7 @@ import errno
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -178,6 +179,23 @@ def test_a_literal_end_of_text_is_text_token_or_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.txt has a literal .*set special_tokens"):
         prepare([str(tmp_path / "a.txt")], tmp_path / "error", "gpt2", PrepareOptions(special_tokens="error"))
     assert not (tmp_path / "error").exists()
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_each_hint_is_logged_once(streaming: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(9):
+        (tmp_path / f"{number}.txt").write_text(f"{number} story\0\n<|endoftext|>\n" * 9)
+        (tmp_path / f"{number}.rst").write_text("other")
+    (tmp_path / "empty.txt").write_text("")
+    for choice in ("text", "token"):
+        caplog.clear()
+        options = PrepareOptions(0.3, special_tokens=choice, streaming=streaming)
+        prepare([str(tmp_path)], tmp_path / f"data-{choice}", "bytes", options)
+        assert caplog.messages.count(f"{tmp_path}: skipped 9 files of other types (9 .rst)") == 1
+        assert sum("contains NUL characters" in message for message in caplog.messages) == 1
+        assert sum("contains <|endoftext|>" in message for message in caplog.messages) == (choice == "text")
+        assert sum("skipped 1 empty document," in message for message in caplog.messages) == 1
+        shutil.rmtree(tmp_path / f"data-{choice}")
 
 
 def test_the_seed_changes_the_split_and_other_options_are_refused(tmp_path: Path) -> None:

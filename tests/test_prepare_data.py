@@ -17,7 +17,8 @@ def test_json_prints_the_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert printed == json.loads((tmp_path / "data" / "manifest.json").read_text())
     assert printed["splits"]["train"]["tokens"] == 901  # 90 lines of 10 bytes, and the end of text before them
     assert prepare_data.main(["--verify", str(tmp_path / "data")]) == 0
-    assert "all bytes verified" in capsys.readouterr().err
+    assert "val: 101 tokens from 1 document (" in (verified := capsys.readouterr().err)
+    assert "all bytes verified" in verified
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
-from gpt.data.documents import Document, PrepareOptions
+from gpt.data.documents import Document, PrepareOptions, counted
 from gpt.data.encoding import EncodedBatch, TextChunk, chunk_text, encode_chunks
 from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SplitTokens
-from gpt.data.sources import HUB, read_documents
+from gpt.data.sources import HUB, find_sources, read_documents
 from gpt.data.split import CorpusStats, SplitPlan, measure_corpus, plan_split, split_key
 from gpt.data.token_files import Split, SplitWriter
 from gpt.errors import UserError
@@ -43,7 +43,8 @@ def prepare(
         raise UserError(f"workers is {workers}; expected at least 1")
     tokenizer = Tokenizer(tokenizer_name)
     existing = _load_existing(output)
-    corpus_sha256, plan, stats = _plan(sources, options)
+    found = find_sources(sources)
+    corpus_sha256, plan, stats = _plan(sources, read_documents(found, options), options)
     if existing is not None:
         wanted = {"text": corpus_sha256, "tokenizer": tokenizer.sha256, **asdict(options)}
         if _is_complete(output, existing, wanted):
@@ -55,8 +56,8 @@ def prepare(
             raise UserError(f"another process has written to {output}; run the command again, or choose another folder")
         (output / _UNFINISHED).touch()
         _remove_shards(output)
-        documents = _with_keys(read_documents(sources, options), stats, options.seed)
-        chunks = _chunk_documents(documents, tokenizer, options, plan)
+        documents = _with_keys(read_documents(found, options), stats, options.seed)
+        chunks = _log_hints(_chunk_documents(documents, tokenizer, options, plan), options.special_tokens)
         batches = encode_chunks(chunks, tokenizer, options.special_tokens == "token", workers)
         total = sum(stats.sizes) / 1e6 if stats else 0.0
         batches = _log_progress(batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "MB encoded", total)
@@ -89,15 +90,16 @@ def _load_existing(output: Path) -> Manifest | None:
     return None
 
 
-def _plan(sources: list[str], options: PrepareOptions) -> tuple[str, SplitPlan, CorpusStats | None]:
+def _plan(
+    sources: list[str], documents: Iterator[Document], options: PrepareOptions
+) -> tuple[str, SplitPlan, CorpusStats | None]:
     """Hash of the corpus, plan of the split, and, unless streaming, statistics of a first pass."""
     if options.streaming:
         plan = SplitPlan(val_below=int(options.val_fraction * 2**64))  # that fraction of all possible keys
         return hashlib.sha256("\n".join(sources).encode()).hexdigest(), plan, None
+    stats = measure_corpus(_log_progress(documents, lambda _: 1, "documents read"), options.seed)
     if any(source.startswith(HUB) and not Path(source.removeprefix(HUB)).is_dir() for source in sources):
-        log.info("the Hub's dataset is read twice, first for its hashes; streaming reads it once")
-    documents = _log_progress(read_documents(sources, options), lambda _: 1, "documents read")
-    stats = measure_corpus(documents, options.seed)
+        log.info("the Hub's dataset is read a second time, to encode it; streaming reads it once")
     return stats.corpus_sha256, plan_split(stats, options.val_fraction), stats
 
 
@@ -152,7 +154,19 @@ def _chunk_documents(
         if split_key(digest.digest(), options.seed) != key:
             raise UserError(f"{document.name} changed while it was read; run the command again")
     if empty:
-        log.warning("skipped %d empty documents, the first of them %s", len(empty), empty[0])
+        log.warning("skipped %s, the first of them %s", counted(len(empty), "empty document"), empty[0])
+
+
+def _log_hints(chunks: Iterable[TextChunk], special_tokens: str) -> Iterator[TextChunk]:
+    """Pass the chunks on; log one hint at the first NUL character, and one at the first literal end-of-text."""
+    hints = {"\0": "contains NUL characters; is it text?"}
+    if special_tokens == "text":
+        remedy = "set special_tokens to token to make it a boundary between documents"
+        hints[END_OF_TEXT] = f"contains {END_OF_TEXT}, which is encoded as ordinary text; {remedy}"
+    for chunk in chunks:
+        for mark in [mark for mark in hints if mark in chunk.text]:
+            log.warning("%s %s", chunk.document, hints.pop(mark))
+        yield chunk
 
 
 def _write_splits(
