@@ -10,6 +10,8 @@ from gpt.errors import UserError
 from gpt.model.transformer import GPT
 from tests.runs import HostilePickle, same_tensors
 
+EMPTY = {"format_version": 2, "state_dict": {}}
+
 
 def test_the_checkpoint_of_a_run_folder_is_best_ckpt_else_last_ckpt(tiny_run: Path, tmp_path: Path) -> None:
     assert find_checkpoint(tiny_run) == tiny_run / "best.ckpt"
@@ -70,7 +72,7 @@ def test_code_in_a_pickle_is_not_executed(tmp_path: Path, monkeypatch: pytest.Mo
         ([1, 2], "not a checkpoint of this project"),
         ({"format_version": 2}, "not a checkpoint of this project"),
         ({"format_version": 1}, "has format 1; export it with the code that wrote it"),
-        ({"format_version": 2, "hyper_parameters": {"model": {"d_modle": 1}, "tokenizer": "bytes"}}, "d_modle"),
+        ({**EMPTY, "hyper_parameters": {"model": {"d_modle": 1}, "tokenizer": "bytes"}}, "d_modle"),
     ],
 )
 def test_a_file_that_is_not_a_checkpoint_is_refused(content: object, words: str, tmp_path: Path) -> None:
