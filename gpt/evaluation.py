@@ -58,8 +58,7 @@ class LossTotals:
 def evaluate(model: Model, batches: Iterable[Window], utf8_bytes: int, eot_id: int | None = None) -> Evaluation:
     """Evaluate a model over batches of inputs and targets (B, T), int64, that make up a split of this many bytes.
 
-    Raises:
-        UserError: the loss is not finite.
+    Refuses a model whose loss is not finite.
     """
     totals = LossTotals(eot_id)
     with inference(model):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt.errors import UserError, first_line
+from gpt.errors import UserError
 from gpt.files import atomic_write
 from gpt.huggingface_tokenizer import TOKENIZER_FILES, TOKENIZER_KEY, read_json, read_tokenizer, tokenizer_json
 from gpt.model.config import GPTConfig
@@ -36,20 +36,13 @@ _IN_BLOCK = {
     "mlp.fc_in": "mlp.c_fc",
     "mlp.fc_out": "mlp.c_proj",
 }
-# Our field of GPTConfig to the key of config.json.
+# Field of GPTConfig to keys of config.json: the first one found counts, as in transformers; the last is written.
 _SIZES = {
-    "vocab_size": "vocab_size",
-    "context_length": "n_positions",
-    "d_model": "n_embd",
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
-}
-# Other names of these keys, which transformers prefers.
-_ALIASES = {
-    "max_position_embeddings": "n_positions",
-    "hidden_size": "n_embd",
-    "num_hidden_layers": "n_layer",
-    "num_attention_heads": "n_head",
+    "vocab_size": ("vocab_size",),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "d_model": ("hidden_size", "n_embd"),
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "num_heads": ("num_attention_heads", "n_head"),
 }
 # Supported values of other keys of config.json, which may also be absent.
 _SUPPORTED = {
@@ -92,16 +85,17 @@ def to_float32(name: object, tensor: object) -> Tensor:
     """Cast a weight that was read; refuse one that is not a dense tensor of floating-point numbers."""
     if not isinstance(tensor, Tensor):
         raise UserError(f"{name} is of type {type(tensor).__name__}; expected a tensor")
-    kinds = ["sparse"] * (tensor.layout != torch.strided) + ["meta"] * tensor.is_meta + ["nested"] * tensor.is_nested
-    if kinds or tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
-        kind = " ".join([*kinds, str(tensor.dtype).removeprefix("torch.")])
-        raise UserError(f"{name} is a {kind} tensor; expected a dense one in float16, bfloat16, float32 or float64")
+    kind = "sparse" * (tensor.layout != torch.strided) + "meta" * tensor.is_meta + "nested" * tensor.is_nested
+    if kind or tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        kind = kind or str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{name} is {kind}; expected a dense tensor in float16, bfloat16, float32 or float64")
     return tensor.float()
 
 
 def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Hugging Face's weights under our names, in float32; ``load_state_dict`` checks that they are complete."""
-    names = {hf_name: name for name, hf_name in weight_names(config.num_layers).items()}
+    num_layers = min(config.num_layers, len(weights))  # of which load_model refuses an absurd number
+    names = {hf_name: name for name, hf_name in weight_names(num_layers).items()}
     converted: dict[str, Tensor] = {}
     for full_name, stored in weights.items():
         hf_name = full_name.removeprefix(_PREFIX)
@@ -126,14 +120,11 @@ def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
         if content.get(key, supported[0]) not in supported:
             raise UserError(f"{key} is {content[key]!r}; only {' or '.join(map(repr, supported))} is supported")
     content = {"n_positions": content.get("n_ctx", 1024), **content}  # n_ctx: in old files
-    content |= {key: content[alias] for alias, key in _ALIASES.items() if alias in content}
-    sizes = {field: content.get(key, getattr(GPTConfig, field)) for field, key in _SIZES.items()}
-    for field, key in _SIZES.items():
-        if type(sizes[field]) is not int:
-            raise UserError(f"{key} is {sizes[field]!r}; expected an integer")
-    if content.get("n_inner") not in (None, 4 * sizes["d_model"]):
-        raise UserError(f"n_inner is {content['n_inner']!r}; expected null or 4 * n_embd ({4 * sizes['d_model']})")
-    return GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1), qkv_bias=True)
+    sizes = {field: content[key] for field, keys in _SIZES.items() for key in reversed(keys) if key in content}
+    config = GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1))
+    if content.get("n_inner") not in (None, 4 * config.d_model):
+        raise UserError(f"n_inner is {content['n_inner']!r}; expected null or 4 * n_embd ({4 * config.d_model})")
+    return config
 
 
 def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], Tokenizer]:
@@ -162,26 +153,23 @@ def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
     """Read the only file of weights, or the shards that an index names."""
-    if (folder / WEIGHTS).is_file():
-        return _load_file(folder / WEIGHTS)
-    if not (folder / INDEX).is_file():
-        raise UserError(f"it has no {WEIGHTS} or {INDEX} (pickled weights are not read, since they can run code)")
-    shards = read_json(folder / INDEX).get("weight_map")
-    if not isinstance(shards, dict) or not all(Path(str(shard)).name == shard for shard in shards.values()):
-        raise UserError(f"its {INDEX} has no weight_map from weights to files in the same folder")
-    weights: dict[str, Tensor] = {}
-    for shard in sorted(set(shards.values())):
-        weights |= {name: tensor for name, tensor in _load_file(folder / shard).items() if shards.get(name) == shard}
-    return weights
-
-
-def _load_file(path: Path) -> dict[str, Tensor]:
     from safetensors.torch import load_file
 
-    try:
-        return load_file(path)
-    except Exception as error:  # on bytes that are not safetensors', of any type
-        raise UserError(f"its {path.name} is missing or damaged: {first_line(error)}") from None
+    shard_of: Any = {}
+    weights: dict[str, Tensor] = {}
+    if not (folder / WEIGHTS).is_file():
+        if not (folder / INDEX).is_file():
+            raise UserError(f"it has no {WEIGHTS} or {INDEX} (pickled weights are not read, since they can run code)")
+        shard_of = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shard_of, dict) or not all(Path(str(shard)).name == shard for shard in shard_of.values()):
+            raise UserError(f"its {INDEX} has no weight_map from weights to files in the same folder")
+    for shard in sorted(set(shard_of.values())) or [WEIGHTS]:
+        try:
+            tensors = load_file(folder / shard)
+        except Exception as error:  # of any type, on bytes that are not safetensors'
+            raise UserError(f"its {shard} is missing or damaged: {error}") from None
+        weights |= {name: tensor for name, tensor in tensors.items() if shard_of.get(name, shard) == shard}
+    return weights
 
 
 def _download(name: str) -> Path:
@@ -190,7 +178,7 @@ def _download(name: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=[CONFIG, _WEIGHT_FILES, *TOKENIZER_FILES]))
     except Exception as error:  # the Hub's, requests' or httpx's
-        reason = first_line(error)
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"cannot read {name} from a folder or the Hub; check name and network: {reason}") from None
 
 
@@ -218,7 +206,7 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
         CONFIG: {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
-            **{key: getattr(config, field) for field, key in _SIZES.items()},
+            **{keys[-1]: getattr(config, field) for field, keys in _SIZES.items()},
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
             **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), config.dropout),

@@ -48,40 +48,39 @@ def read_tokenizer(folder: Path, model_config: Mapping[str, Any], vocab_size: in
         raise UserError(f"its tokenizer, in {files[0]}, is not supported; only GPT-2's tokenizer.json or vocab.json is")
     else:
         try:
-            difference = _difference(folder, settings, added, tokenizer)
+            _compare(folder, settings, added, tokenizer)
         except (KeyError, TypeError, AttributeError):
             raise UserError(f"its tokenizer, in {files[0]}, is not a byte-level BPE tokenizer") from None
-        if difference:
-            raise UserError(f"its tokenizer differs from {tokenizer.name!r} in {difference}, and is not supported")
     if vocab_size < tokenizer.vocab_size or (vocab_size > tokenizer.vocab_size and not files):
         raise UserError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")
     return tokenizer
 
 
-def _difference(
-    folder: Path, settings: Mapping[str, Any], added: Mapping[str, int], tokenizer: Tokenizer
-) -> str | None:
-    """How a folder's tokenizer differs from ours, if it does. A pad token, which is in no text, is not a difference."""
+def _compare(folder: Path, settings: dict[str, Any], added: dict[str, int], tokenizer: Tokenizer) -> None:
+    """Refuse a folder's tokenizer if it differs from ours, except in a pad token, which is in no text."""
+    difference = "how it splits text" if settings.get("add_prefix_space") else ""
     if (folder / "tokenizer.json").is_file():
         content = read_json(folder / "tokenizer.json")
         model, pre_tokenizer = content["model"], {"use_regex": True, **content["pre_tokenizer"]}
-        tokens = {**model["vocab"], **{token["content"]: token["id"] for token in content["added_tokens"]}}
+        tokens = {**model["vocab"], **{token["content"]: token["id"] for token in content.get("added_tokens", [])}}
         merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
         splits = pre_tokenizer["type"], pre_tokenizer["use_regex"], pre_tokenizer["add_prefix_space"]
         is_other = splits != ("ByteLevel", tokenizer.name == "gpt2", False)
-        changes_text = is_other or any((content.get("normalizer"), *map(model.get, _BPE_OPTIONS)))
+        if is_other or any((content.get("normalizer"), *map(model.get, _BPE_OPTIONS))):
+            difference = "how it splits text"
     else:
-        tokens, changes_text = read_json(folder / "vocab.json"), False
+        tokens = read_json(folder / "vocab.json")
         lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
         merges = [line.strip() for line in lines if line.strip() and not line.startswith("#version")]
-    if changes_text or settings.get("add_prefix_space"):
-        return "how it splits text"
-    tokens |= {**added} | {token["content"]: int(i) for i, token in settings.get("added_tokens_decoder", {}).items()}
     ours, pad = _vocabulary(tokenizer), settings.get("pad_token")
     pad = pad["content"] if isinstance(pad, dict) else pad
-    if different := sorted(token for token, _ in tokens.items() ^ ours.items() if token != pad or pad in ours):
-        return f"token {different[0]!r:.40}"
-    return "its merges" if merges != _merges(tokenizer) else None
+    different = {token for token, _ in {**tokens, **added}.items() ^ ours.items() if token != pad or pad in ours}
+    if different:
+        difference = difference or f"token {min(different)!r:.40}"
+    elif merges != _merges(tokenizer):
+        difference = difference or "its merges"
+    if difference:
+        raise UserError(f"its tokenizer differs from {tokenizer.name!r} in {difference}, and is not supported")
 
 
 def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
