@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gpt.data.windows import Window
+from gpt.errors import UserError
 from gpt.generation.packed import Model
 from gpt.model.inference import inference
 from gpt.model.loss import eval_loss
@@ -24,8 +25,8 @@ class Evaluation:
     tokens: int  # number of targets
 
     def __str__(self) -> str:
-        loss = f"loss {self.loss_nats:.4f} nats, perplexity {self.perplexity:.2f}"
-        return f"{loss}, {self.bits_per_byte:.4f} bits per byte"
+        perplexity = f"{self.perplexity:.2f}" if self.perplexity < 1e6 else f"{self.perplexity:.1e}"
+        return f"loss {self.loss_nats:.4f} nats, perplexity {perplexity}, {self.bits_per_byte:.4f} bits per byte"
 
     @staticmethod
     def from_totals(total_nats: float, tokens: int, utf8_bytes: int) -> "Evaluation":
@@ -55,11 +56,16 @@ class LossTotals:
 
 
 def evaluate(model: Model, batches: Iterable[Window], utf8_bytes: int, eot_id: int | None = None) -> Evaluation:
-    """Evaluate a model over batches of inputs and targets (B, T), int64, that make up a split of this many bytes."""
+    """Evaluate a model over batches of inputs and targets (B, T), int64, that make up a split of this many bytes.
+
+    Refuses a model whose loss is not finite.
+    """
     totals = LossTotals(eot_id)
     with inference(model):
         for batch in batches:
             inputs, targets = batch["inputs"].to(model.device), batch["targets"].to(model.device)
             totals.add(model, {"inputs": inputs, "targets": targets})
     nats, tokens = totals.totals().tolist()
+    if not math.isfinite(nats):
+        raise UserError(f"the loss is {nats}: the model has diverged in training; use another checkpoint")
     return Evaluation.from_totals(nats, int(tokens), utf8_bytes)

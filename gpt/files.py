@@ -26,8 +26,11 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        cause = error.__context__ if isinstance(error, RuntimeError) else error  # torch wraps an OSError in one
+        if isinstance(cause, OSError) and cause.filename is None:  # such as a full disk, which does not name the file
+            raise OSError(cause.errno, cause.strerror, str(path)) from error
         raise
     sync_folder(path.parent)
 

@@ -7,6 +7,7 @@ The weights have other names there, and the matrices of the blocks are stored tr
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,16 @@ from torch import Tensor
 
 from gpt.errors import UserError
 from gpt.files import atomic_write
+from gpt.huggingface_tokenizer import TOKENIZER_FILES, TOKENIZER_KEY, read_json, read_tokenizer, tokenizer_json
 from gpt.model.config import GPTConfig
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 
 log = logging.getLogger(__name__)
 
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-_TOKENIZER_KEY = "mini_gpt_tokenizer"  # in config.json: name of this project's tokenizer
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_WEIGHT_FILES = "model*.safetensors*"  # shards as well
 _PREFIX = "transformer."
+_EMBEDDING = "transformer.token_embedding.weight"
 
 # Our name of a block's module to Hugging Face's.
 _IN_BLOCK = {
@@ -33,18 +36,18 @@ _IN_BLOCK = {
     "mlp.fc_in": "mlp.c_fc",
     "mlp.fc_out": "mlp.c_proj",
 }
-# Our field of GPTConfig to the key of config.json.
+# Field of GPTConfig to keys of config.json: the first one found counts, as in transformers; the last is written.
 _SIZES = {
-    "vocab_size": "vocab_size",
-    "context_length": "n_positions",
-    "d_model": "n_embd",
-    "num_layers": "n_layer",
-    "num_heads": "n_head",
+    "vocab_size": ("vocab_size",),
+    "context_length": ("max_position_embeddings", "n_positions"),
+    "d_model": ("hidden_size", "n_embd"),
+    "num_layers": ("num_hidden_layers", "n_layer"),
+    "num_heads": ("num_attention_heads", "n_head"),
 }
 # Supported values of other keys of config.json, which may also be absent.
 _SUPPORTED = {
     "model_type": ("gpt2",),
-    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast", "gelu_accurate", "gelu_python_tanh"),
     "layer_norm_epsilon": (1e-5,),
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
@@ -55,7 +58,7 @@ _SUPPORTED = {
 
 def weight_names(num_layers: int) -> dict[str, str]:
     """Our name to Hugging Face's, without its prefix, for every weight."""
-    names = {"transformer.token_embedding.weight": "wte.weight", "transformer.position_embedding.weight": "wpe.weight"}
+    names = {_EMBEDDING: "wte.weight", "transformer.position_embedding.weight": "wpe.weight"}
     for kind in ("weight", "bias"):
         names[f"transformer.final_norm.{kind}"] = f"ln_f.{kind}"
         for layer in range(num_layers):
@@ -78,95 +81,105 @@ def to_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tenso
     return converted
 
 
+def to_float32(name: object, tensor: object) -> Tensor:
+    """Cast a weight that was read; refuse one that is not a dense tensor of floating-point numbers."""
+    if not isinstance(tensor, Tensor):
+        raise UserError(f"{name} is of type {type(tensor).__name__}; expected a tensor")
+    kind = "sparse" * (tensor.layout != torch.strided) + "meta" * tensor.is_meta + "nested" * tensor.is_nested
+    if kind or tensor.dtype not in (torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        kind = kind or str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{name} is {kind}; expected a dense tensor in float16, bfloat16, float32 or float64")
+    return tensor.float()
+
+
 def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> dict[str, Tensor]:
     """Hugging Face's weights under our names, in float32; ``load_state_dict`` checks that they are complete."""
-    names = {hf_name: name for name, hf_name in weight_names(config.num_layers).items()}
-    converted = {}
-    for hf_name, tensor in ((name.removeprefix(_PREFIX), tensor) for name, tensor in weights.items()):
+    num_layers = min(config.num_layers, len(weights))  # of which load_model refuses an absurd number
+    names = {hf_name: name for name, hf_name in weight_names(num_layers).items()}
+    converted: dict[str, Tensor] = {}
+    for full_name, stored in weights.items():
+        hf_name = full_name.removeprefix(_PREFIX)
         if hf_name.endswith((".attn.bias", ".attn.masked_bias")):  # masks, which older versions saved
             continue
-        converted[names.get(hf_name, hf_name)] = (
-            (tensor.T if is_conv1d_weight(hf_name) else tensor).float().contiguous()
-        )
+        name, tensor = names.get(hf_name, hf_name), to_float32(full_name, stored)
+        if name in converted:
+            raise UserError(f"{hf_name} is there with and without {_PREFIX}")
+        converted[name] = (tensor.T if is_conv1d_weight(hf_name) and tensor.ndim == 2 else tensor).contiguous()
     head = converted.pop("lm_head.weight", None)
-    if head is not None and not torch.equal(head, converted.get("transformer.token_embedding.weight", head)):
+    if head is not None and not torch.equal(head, converted.get(_EMBEDDING, head)):
         raise UserError("lm_head.weight differs from wte.weight; an untied LM head is not supported")
     return converted
 
 
 def config_from_gpt2(content: Mapping[str, Any]) -> GPTConfig:
-    """The model's shape from its ``config.json``; a UserError names what is missing or not supported."""
+    """The model's shape from its ``config.json``, with transformers' defaults, which are the shape of GPT-2 small.
+
+    A UserError names what is not supported.
+    """
     for key, supported in _SUPPORTED.items():
         if content.get(key, supported[0]) not in supported:
             raise UserError(f"{key} is {content[key]!r}; only {' or '.join(map(repr, supported))} is supported")
-    for key in _SIZES.values():
-        if not isinstance(content.get(key), int):
-            raise UserError(f"{key} is {content.get(key)!r}; expected an integer")
-    width = 4 * content["n_embd"]
-    if "model_type" not in content or content.get("n_inner") not in (None, width):
-        raise UserError(f"model_type must be 'gpt2', and n_inner null or 4 * n_embd ({width})")
-    sizes = {field: content[key] for field, key in _SIZES.items()}
-    return GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1), qkv_bias=True)
+    content = {"n_positions": content.get("n_ctx", 1024), **content}  # n_ctx: in old files
+    sizes = {field: content[key] for field, keys in _SIZES.items() for key in reversed(keys) if key in content}
+    config = GPTConfig(**sizes, dropout=content.get("resid_pdrop", 0.1))
+    if content.get("n_inner") not in (None, 4 * config.d_model):
+        raise UserError(f"n_inner is {content['n_inner']!r}; expected null or 4 * n_embd ({4 * config.d_model})")
+    return config
 
 
 def read_pretrained(name_or_folder: str) -> tuple[GPTConfig, dict[str, Tensor], Tokenizer]:
     """Read a GPT-2 from a folder, or from the Hub by a name such as ``openai-community/gpt2``.
 
-    Its weights are returned under our names.
+    Its weights are returned under our names, without the rows of ids that the tokenizer does not have: of a pad token,
+    or of a vocabulary that was padded to a round size.
     """
     folder = Path(name_or_folder)
     if not (folder / CONFIG).is_file():
         folder = _download(name_or_folder)
     try:
-        content = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        if not isinstance(content, dict):
-            raise UserError("config.json is not an object")
+        content = read_json(folder / CONFIG)
         config = config_from_gpt2(content)
-        return config, from_gpt2(_read_weights(folder), config), _read_tokenizer(folder, content, config.vocab_size)
+        tokenizer = read_tokenizer(folder, content, config.vocab_size)
+        weights = from_gpt2(_read_weights(folder), config)
     except (ValueError, TypeError) as error:
         raise UserError(f"{name_or_folder} cannot be used: {error}") from None
+    rows = weights.get(_EMBEDDING, torch.empty(0))
+    if len(rows) == config.vocab_size > tokenizer.vocab_size:
+        log.warning("leaving out token ids from %d to %d, which are padding", tokenizer.vocab_size, len(rows) - 1)
+        weights[_EMBEDDING] = rows[: tokenizer.vocab_size]
+        config = replace(config, vocab_size=tokenizer.vocab_size)
+    return config, weights, tokenizer
 
 
 def _read_weights(folder: Path) -> dict[str, Tensor]:
-    from safetensors import SafetensorError
+    """Read the only file of weights, or the shards that an index names."""
     from safetensors.torch import load_file
 
+    shard_of: Any = {}
+    weights: dict[str, Tensor] = {}
     if not (folder / WEIGHTS).is_file():
-        raise UserError(f"it has no {WEIGHTS} (pickled weights are not read, since they can run code)")
-    try:
-        return load_file(folder / WEIGHTS)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{WEIGHTS} is damaged: {error}") from None
+        if not (folder / INDEX).is_file():
+            raise UserError(f"it has no {WEIGHTS} or {INDEX} (pickled weights are not read, since they can run code)")
+        shard_of = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(shard_of, dict) or not all(Path(str(shard)).name == shard for shard in shard_of.values()):
+            raise UserError(f"its {INDEX} has no weight_map from weights to files in the same folder")
+    for shard in sorted(set(shard_of.values())) or [WEIGHTS]:
+        try:
+            tensors = load_file(folder / shard)
+        except Exception as error:  # of any type, on bytes that are not safetensors'
+            raise UserError(f"its {shard} is missing or damaged: {error}") from None
+        weights |= {name: tensor for name, tensor in tensors.items() if shard_of.get(name, shard) == shard}
+    return weights
 
 
 def _download(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(name, allow_patterns=[CONFIG, WEIGHTS, "tokenizer.json", "vocab.json"]))
+        return Path(snapshot_download(name, allow_patterns=[CONFIG, _WEIGHT_FILES, *TOKENIZER_FILES]))
     except Exception as error:  # the Hub's, requests' or httpx's
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(f"cannot read {name} from a folder or the Hub; check name and network: {reason}") from None
-
-
-def _read_tokenizer(folder: Path, content: Mapping[str, Any], vocab_size: int) -> Tokenizer:
-    """The tokenizer that the model was trained with, compared with the folder's tokenizer files, if there are any."""
-    tokenizer = Tokenizer(content.get(_TOKENIZER_KEY, "gpt2"))
-    if tokenizer.vocab_size != vocab_size:
-        raise UserError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")
-    files = [folder / name for name in ("tokenizer.json", "vocab.json") if (folder / name).is_file()]
-    if not files:
-        log.warning("%s has no tokenizer files; assuming %s", folder, tokenizer.name)
-        return tokenizer
-    vocabulary = json.loads(files[0].read_text(encoding="utf-8"))
-    try:
-        vocabulary = vocabulary["model"]["vocab"] if files[0].name == "tokenizer.json" else vocabulary
-        ranks = {token: rank for token, rank in vocabulary.items() if token != END_OF_TEXT}
-    except (KeyError, TypeError, AttributeError):
-        raise UserError(f"its {files[0].name} is not a byte-pair vocabulary") from None
-    if ranks != _vocabulary(tokenizer):
-        raise UserError(f"its tokenizer has as many ids as {tokenizer.name} but differs from it, and is not supported")
-    return tokenizer
 
 
 def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tensor], tokenizer: Tokenizer) -> None:
@@ -189,18 +202,18 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
             "model_max_length": config.context_length,
             **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
         },
-        "tokenizer.json": _tokenizer_json(tokenizer),
+        "tokenizer.json": tokenizer_json(tokenizer),
         CONFIG: {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",
-            **{key: getattr(config, field) for field, key in _SIZES.items()},
+            **{keys[-1]: getattr(config, field) for field, keys in _SIZES.items()},
             "activation_function": "gelu_new",
             "layer_norm_epsilon": 1e-5,
             **dict.fromkeys(("embd_pdrop", "resid_pdrop", "attn_pdrop"), config.dropout),
             **token_ids,
             "tie_word_embeddings": True,
             "dtype": "float32",
-            _TOKENIZER_KEY: tokenizer.name,
+            TOKENIZER_KEY: tokenizer.name,
         },
     }
     with atomic_write(folder / WEIGHTS) as file:
@@ -208,33 +221,3 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
     for name, content in files.items():
         with atomic_write(folder / name) as file:
             file.write((json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
-
-
-def _tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
-    """The tokenizer in the format of Hugging Face's ``tokenizers``."""
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False}
-    special = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
-    return {
-        "version": "1.0",
-        "added_tokens": [{"id": tokenizer.eot_id, "content": END_OF_TEXT, **special}],
-        "pre_tokenizer": {**byte_level, "use_regex": tokenizer.name == "gpt2"},
-        "decoder": {**byte_level, "use_regex": True},
-        "model": {
-            "type": "BPE",
-            "vocab": {**_vocabulary(tokenizer), END_OF_TEXT: tokenizer.eot_id},
-            "merges": [[_printable(left), _printable(right)] for left, right in tokenizer.merges()],
-        },
-    }
-
-
-def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
-    return {_printable(token): rank for token, rank in tokenizer.ranks.items()}
-
-
-# GPT-2 writes bytes as characters: printable ones as they are, the others from U+0100 on.
-_PRINTABLE = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-_OTHERS = {byte: 0x100 + n for n, byte in enumerate(sorted({*range(256)} - _PRINTABLE))}
-
-
-def _printable(token: bytes) -> str:
-    return token.decode("latin-1").translate(_OTHERS)

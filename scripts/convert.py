@@ -44,11 +44,19 @@ def body(argv: list[str]) -> int:
     if args.direction == "from-hf" and not is_huggingface(args.source):
         raise UserError(f"{args.source} is not a Hugging Face folder (it has no config.json), nor a name on its Hub")
     model, tokenizer = load_model(args.source)
-    if args.direction == "from-hf":
-        target.mkdir(parents=True, exist_ok=True)
-        write_model(target / BEST, model.config, model.state_dict(), tokenizer)
-    else:
-        write_pretrained(target, model.config, model.state_dict(), tokenizer)
+    is_new = not target.exists()
+    try:
+        if args.direction == "from-hf":
+            target.mkdir(parents=True, exist_ok=True)
+            write_model(target / BEST, model.config, model.state_dict(), tokenizer)
+        else:
+            write_pretrained(target, model.config, model.state_dict(), tokenizer)
+    except BaseException:  # such as a full disk
+        for file in target.glob("*"):
+            file.unlink()
+        if is_new and target.exists():
+            target.rmdir()
+        raise
     logging.getLogger("convert").info("wrote %s", target)
     return 0
 

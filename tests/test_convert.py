@@ -1,3 +1,5 @@
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,35 @@ def test_an_exported_and_imported_run_is_the_same_model(tiny_run: Path, tmp_path
         assert loaded.sha256 == tokenizer.sha256
         assert model.config == original.config
         assert same_tensors(model.state_dict(), original.state_dict())
+
+
+@pytest.fixture
+def full_disk() -> Iterator[None]:
+    """Limit files to 20 KB: simulates a full disk without root (EFBIG instead of ENOSPC)."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+@pytest.mark.parametrize("direction", ["to-hf", "from-hf"])
+@pytest.mark.parametrize("target", ["new", "empty"])
+def test_a_full_disk_is_a_one_line_error_and_leaves_nothing(
+    direction: str, target: str, tiny_run: Path, tmp_path: Path, request: pytest.FixtureRequest,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    source = tiny_run
+    (tmp_path / "empty").mkdir()
+    if direction == "from-hf":
+        assert convert.main(["to-hf", str(tiny_run), str(tmp_path / "hf")]) == 0
+        source = tmp_path / "hf"
+    capsys.readouterr()
+    request.getfixturevalue("full_disk")
+    assert convert.main([direction, str(source), str(tmp_path / target)]) == 2
+    file = tmp_path / target / ("model.safetensors" if direction == "to-hf" else "best.ckpt")
+    assert is_one_line_error(capsys.readouterr().err, f"{file}: File too large")
+    assert not (tmp_path / "new").exists()
+    assert not any((tmp_path / "empty").iterdir())
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from gpt.checkpoint import load_model
 from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows
+from gpt.errors import UserError
 from gpt.evaluation import Evaluation, evaluate
 from gpt.generation.packed import PackedGPT, PackedLinear
 from scripts import evaluate as script
@@ -81,6 +82,19 @@ def test_uniform_probabilities_over_bytes_are_eight_bits_per_byte() -> None:
 
 def test_the_perplexity_of_a_huge_loss_is_infinite() -> None:
     assert Evaluation.from_totals(1e6, 1, 1).perplexity == math.inf
+
+
+@pytest.mark.parametrize("nats,text", [(3.38, "29.37,"), (12.5, "268337.29,"), (31.3, "3.9e+13,"), (1e6, "inf,")])
+def test_a_perplexity_is_printed_in_few_digits(nats: float, text: str) -> None:
+    assert f"perplexity {text}" in str(Evaluation.from_totals(nats, 1, 1))
+
+
+def test_a_loss_that_is_not_finite_is_refused(tiny_run: Path, tiny_data: Path) -> None:
+    model, _ = load_model(tiny_run)
+    model.transformer.position_embedding.weight[7] *= float("nan")
+    _, windows = _validation(tiny_data)
+    with pytest.raises(UserError, match="the loss is nan: the model has diverged"):
+        evaluate(model, torch.utils.data.DataLoader(windows, batch_size=5), 1000)
 
 
 def test_script_reports_the_validation_loss_of_training(

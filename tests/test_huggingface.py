@@ -1,4 +1,5 @@
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from gpt.checkpoint import load_model
 from gpt.errors import UserError
 from gpt.huggingface import read_pretrained, write_pretrained
+from gpt.huggingface_tokenizer import read_tokenizer, tokenizer_json
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
@@ -141,23 +143,28 @@ def _other_vocabulary(folder: Path) -> None:
         (_config(scale_attn_weights=False), "scale_attn_weights is False"),
         (_config(add_cross_attention=True), "add_cross_attention is True"),
         (_config(tie_word_embeddings=False), "tie_word_embeddings is False"),
-        (_config(n_inner=64), r"n_inner null or 4 \* n_embd \(192\)"),
-        (_config(vocab_size=300), "vocab_size is 300 and tokenizer .bytes. has 257"),
-        (_config(mini_gpt_tokenizer="gpt2"), "vocab_size is 257 and tokenizer 'gpt2' has 50257"),
+        (_config(n_inner=64), r"n_inner is 64; expected null or 4 \* n_embd \(192\)"),
+        (_config(vocab_size=300), "has 300 token ids and its tokenizer 'bytes' 257"),
+        (_config(mini_gpt_tokenizer="gpt2"), "tokenizer differs from 'gpt2' in how it splits text"),
         (_config(n_head=5), "num_heads"),
         (_config(n_layer=2), r"Unexpected key.*h\.2\."),
         (_config(n_layer=4), r"Missing key.*blocks\.3\.attention_norm\.weight"),
-        (_config(n_positions=None), "n_positions is None; expected an integer"),
+        (_config(n_layer=10**9), "fewer than 1000000000 layers"),
+        (_config(n_layer=2.0), r"num_layers is 2\.0; it must be an integer"),
+        (_weights(lambda w: w.update({"wte.weight": torch.zeros(257, 48)})), "with and without transformer"),
+        (_weights(lambda w: w.update({"transformer.ln_f.bias": torch.zeros(48).int()})), "ln_f.bias is int32"),
+        (_weights(lambda w: w["transformer.ln_f.bias"].fill_(float("nan"))), "not finite"),
+        (_config(n_positions=None), "context_length is None; it must be an integer"),
         (_weights(lambda w: w.pop("transformer.h.1.mlp.c_fc.bias")), r"Missing key.*blocks\.1\.mlp\.fc_in\.bias"),
         (_weights(lambda w: w.update({"score.weight": torch.zeros(2)})), r"Unexpected key.*score\.weight"),
         (_weights(lambda w: w.update({"lm_head.weight": torch.zeros(257, 48)})), "untied LM head"),
         (_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(8, 48)})), "size mismatch.*position_emb"),
-        (_other_vocabulary, "its tokenizer has as many ids as bytes but differs"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 20), "model.safetensors is damaged"),
-        (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors \(pickled"),
+        (_other_vocabulary, "its tokenizer differs from 'bytes' in token 'a'"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 20), "is missing or damaged"),
+        (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors or .* \(pickled"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be used"),
-        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not a byte-pair vocabulary"),
-        (lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": [["a", 1]]}}'), "not a byte-pair"),
+        (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not a byte-level BPE tokenizer"),
+        (lambda folder: (folder / "tokenizer.json").write_text('{"model": {"vocab": [["a", 1]]}}'), "byte-level BPE"),
         (lambda folder: (folder / "config.json").write_text("[]"), "not an object"),
     ],
 )  # fmt: skip
@@ -168,6 +175,165 @@ def test_unsupported_and_damaged_models_are_refused_by_name(
     damage(tmp_path / "hf")
     with pytest.raises(UserError, match=words):
         load_model(tmp_path / "hf")
+
+
+def _json(name: str, change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
+    """Change a JSON file of a folder; one that is not there is created."""
+
+    def apply(folder: Path) -> None:
+        content = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+        change(content)
+        (folder / name).write_text(json.dumps(content))
+
+    return apply
+
+
+def _rename_sizes(content: dict[str, Any]) -> None:
+    names = {"n_positions": "max_position_embeddings", "n_embd": "hidden_size", "n_layer": "num_hidden_layers"}
+    for old, new in {**names, "n_head": "num_attention_heads"}.items():
+        content[new] = content.pop(old)
+
+
+def _saved_by_transformers(change: Callable[[Any], Any], shards: bool = False) -> Callable[[Path], None]:
+    def apply(folder: Path) -> None:
+        from transformers import GPT2LMHeadModel
+
+        model = change(GPT2LMHeadModel.from_pretrained(folder))
+        (folder / "model.safetensors").unlink()
+        model.save_pretrained(folder, max_shard_size="20KB" if shards else "1GB")
+        assert (folder / "model.safetensors").exists() != shards
+
+    return apply
+
+
+@pytest.mark.parametrize(
+    "save",
+    {
+        "shards": _saved_by_transformers(lambda model: model, shards=True),
+        "shards in float16": _saved_by_transformers(lambda model: model.half(), shards=True),
+        "float64": _saved_by_transformers(lambda model: model.double()),
+        "without LM head": _saved_by_transformers(lambda model: model.transformer),
+        "shards without LM head": _saved_by_transformers(lambda model: model.transformer.bfloat16(), shards=True),
+        "saved LM head": _weights(lambda w: w.update({"lm_head.weight": w["transformer.wte.weight"].clone()})),
+        "mixed precision": _weights(lambda w: w.update({name: w[name].half() for name in w if ".mlp." in name})),
+        "other names of sizes": _json("config.json", _rename_sizes),
+        "two names of a size": _json("config.json", lambda c: c.update(num_attention_heads=2)),
+        "defaults": _json("config.json", lambda c: [c.pop(key) for key in ("model_type", "resid_pdrop")]),
+        "n_ctx": _config(n_inner=None, activation_function="gelu_fast", n_ctx=8),
+        "padded vocabulary": _saved_by_transformers(lambda model: model.resize_token_embeddings(264) and model),
+    }.items(),
+    ids=lambda item: item[0],
+)
+def test_what_transformers_loads_has_the_same_logits(save: tuple[str, Callable[..., None]], tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    _write(tmp_path)
+    save[1](tmp_path)
+    theirs = GPT2LMHeadModel.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.randint(0, 257, (3, 16), generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(load_model(tmp_path)[0](ids), theirs(ids).logits[..., :257], rtol=1e-4, atol=1e-4)
+
+
+def test_n_ctx_stands_for_n_positions(tmp_path: Path) -> None:
+    _write(tmp_path)
+    _json("config.json", lambda c: c.update(n_ctx=c.pop("n_positions")))(tmp_path)
+    assert load_model(tmp_path)[0].config.context_length == 32
+
+
+def _add_token(content: str, token_id: int) -> Callable[[Path], None]:
+    return _json("tokenizer.json", lambda c: c["added_tokens"].append({"content": content, "id": token_id}))
+
+
+def test_a_pad_token_is_left_out(tmp_path: Path) -> None:
+    from transformers import GPT2LMHeadModel
+
+    _write(tmp_path)
+    theirs = GPT2LMHeadModel.from_pretrained(tmp_path)
+    theirs.resize_token_embeddings(258)
+    theirs.save_pretrained(tmp_path)
+    _add_token("[PAD]", 257)(tmp_path)
+    with pytest.raises(UserError, match=r"differs from 'bytes' in token '\[PAD\]'"):
+        load_model(tmp_path)
+    _json("tokenizer_config.json", lambda c: c.update(pad_token="[PAD]"))(tmp_path)
+    model, tokenizer = load_model(tmp_path)
+    assert model.config.vocab_size == tokenizer.vocab_size == 257
+
+
+def _replace_tokenizer(name: str) -> Callable[[Path], None]:
+    return lambda folder: (folder / "tokenizer.json").rename(folder / name) and None
+
+
+@pytest.mark.parametrize(
+    "change,words",
+    [
+        (_add_token("<|im_start|>", 257), r"in token '<\|im_start\|>'"),
+        (_json("added_tokens.json", lambda c: c.update({"<|user|>": 257})), r"in token '<\|user\|>'"),
+        (_json("tokenizer.json", lambda c: c["model"].update(merges=["a b"])), "in its merges"),
+        (_json("tokenizer.json", lambda c: c.update(normalizer={"type": "Lowercase"})), "in how it splits text"),
+        (_json("tokenizer.json", lambda c: c["model"].update(dropout=0.1)), "in how it splits text"),
+        (_json("tokenizer.json", lambda c: c["pre_tokenizer"].update(add_prefix_space=True)), "in how it splits"),
+        (_json("tokenizer_config.json", lambda c: c.update(add_prefix_space=True)), "in how it splits text"),
+        (_json("tokenizer_config.json", lambda c: c.update(tokenizer_class="BertTokenizer")), "is a BertTokenizer"),
+        (_json("tokenizer.json", lambda c: c["model"].pop("merges")), "is not a byte-level BPE"),
+        (_replace_tokenizer("vocab.txt"), r"vocab\.txt, is not supported"),
+        (_replace_tokenizer("spiece.model"), r"spiece\.model, is not supported"),
+        (_replace_tokenizer("gpt.tiktoken"), r"gpt\.tiktoken, is not supported"),
+    ],
+)
+def test_another_tokenizer_is_refused_by_name(change: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    _write(tmp_path)
+    change(tmp_path)
+    with pytest.raises(UserError, match=words):
+        load_model(tmp_path)
+
+
+def test_vocab_json_and_merges_txt_are_compared(tmp_path: Path) -> None:
+    from transformers import GPT2Tokenizer
+
+    model = tokenizer_json(Tokenizer("gpt2"))["model"]
+    assert all(isinstance(merge, str) for merge in model["merges"])  # pairs do not load in tokenizers 0.19
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    lines = ["#version: 0.2", *model["merges"], ""]
+    (tmp_path / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
+    assert GPT2Tokenizer.from_pretrained(tmp_path)("Hello world")["input_ids"] == [15496, 995]
+    assert read_tokenizer(tmp_path, {}, 50257).name == "gpt2"
+    lines[1:3] = lines[2:0:-1]
+    (tmp_path / "merges.txt").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(UserError, match="differs from 'gpt2' in its merges"):
+        read_tokenizer(tmp_path, {}, 50257)
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "tokenizer_config.json", "added_tokens.json"])
+@pytest.mark.parametrize("content", [b"[" * 100_000, b'{"a":' * 100_000, b"\xff{}", b""])
+def test_a_json_file_that_cannot_be_parsed_is_refused(name: str, content: bytes, tmp_path: Path) -> None:
+    _write(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"its {name} is not valid JSON"):
+        load_model(tmp_path)
+
+
+def test_a_path_that_is_not_utf8_is_written_and_refused_on_reading(tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    _write(odd)
+    with pytest.raises(UserError, match="is not valid UTF-8"):
+        load_model(odd)
+
+
+@pytest.mark.parametrize(
+    "shard_of,words",
+    [
+        ({}, "has no weight_map"),
+        ({"weight_map": {"transformer.wte.weight": "missing.safetensors"}}, "missing.safetensors is missing"),
+        ({"weight_map": {"transformer.wte.weight": "../other/model.safetensors"}}, "files in the same folder"),
+        ({"weight_map": {"transformer.wte.weight": 3}}, "files in the same folder"),
+    ],
+)
+def test_an_index_that_cannot_be_used_is_refused(shard_of: dict[str, Any], words: str, tmp_path: Path) -> None:
+    _write(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(shard_of))
+    with pytest.raises(UserError, match=words):
+        load_model(tmp_path)
 
 
 def test_old_files_with_mask_buffers_and_half_precision_are_imported(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ STAGES = [  # in the order of data flow
     {"files", "cli"},
     {"tokenizer"},
     {"data", "model"},
+    {"huggingface_tokenizer"},
     {"huggingface"},
     {"checkpoint", "generation"},
     {"attention_maps", "evaluation"},  # attention_maps.watch loads a checkpoint and generates

@@ -323,7 +323,8 @@ def test_a_full_disk_is_a_one_line_error_and_complete_data_stays(tmp_path: Path)
     large = [*COMMAND, *arguments[:-1], str(tmp_path / "other"), "--shard-tokens", "150000"]
     failed = subprocess.run(large, preexec_fn=limit, capture_output=True, text=True)
     assert failed.returncode == 2
-    assert failed.stderr.splitlines() == [f"error: {os.strerror(errno.EFBIG)}"]
+    shard = tmp_path / "other" / "train_000000.bin"
+    assert failed.stderr.splitlines() == [f"error: {shard}: {os.strerror(errno.EFBIG)}"]
     assert not list((tmp_path / "other").glob("*.tmp"))
     assert contents(tmp_path / "data") == before
     subprocess.run(large, check=True, capture_output=True)

@@ -25,9 +25,14 @@ class GPTConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "context_length", "d_model", "num_layers", "num_heads"):
-            if getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least 1")
+            value = getattr(self, name)
+            if type(value) is not int:  # True is an instance of int
+                raise UserError(f"model.{name} is {value!r}; it must be an integer")
+            if not 1 <= value < 2**31:
+                raise UserError(f"model.{name} is {value}; it must be {'at least 1' if value < 1 else 'below 2**31'}")
         if self.d_model % self.num_heads != 0:
             raise UserError(f"model.d_model ({self.d_model}) must be a multiple of model.num_heads ({self.num_heads})")
-        if not 0.0 <= self.dropout < 1.0:
-            raise UserError(f"model.dropout is {self.dropout}; it must be at least 0 and below 1")
+        if type(self.dropout) not in (int, float) or not 0.0 <= self.dropout < 1.0:
+            raise UserError(f"model.dropout is {self.dropout!r}; it must be at least 0 and below 1")
+        if type(self.qkv_bias) is not bool:
+            raise UserError(f"model.qkv_bias is {self.qkv_bias!r}; it must be true or false")

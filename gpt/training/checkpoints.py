@@ -15,7 +15,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 
-from gpt.checkpoint import BEST, LAST
+from gpt.checkpoint import BEST, LAST, read_checkpoint
 from gpt.errors import UserError
 from gpt.evaluation import Evaluation
 from gpt.files import atomic_write, sync_folder
@@ -186,8 +186,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise UserError(f"cannot save {path}: {cause.strerror}; {previous}") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
-        """Load tensors and plain values only, so that a hostile file runs no code."""
-        return torch.load(Path(path), map_location=map_location or "cpu", weights_only=True)
+        """Load tensors and plain values only, and compare the whole file with its checksums."""
+        return read_checkpoint(path, whole=True)
 
 
 def _link(source: Path, target: Path) -> None:
