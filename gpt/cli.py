@@ -86,10 +86,12 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         return 141
     except (UserError, OSError, UnicodeEncodeError) as error:
         message = str(error)
-        if isinstance(error, OSError) and error.strerror:
+        if isinstance(error, UnicodeEncodeError):
+            message = f"{error.object[:500]!r} is not UTF-8; expected a text or path that is"
+        elif isinstance(error, OSError) and error.errno == errno.EBADF:
+            message = "standard input or output is closed; expected an open one"
+        elif isinstance(error, OSError) and error.strerror:
             message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-            if error.errno == errno.EBADF:
-                message = "standard input or output is closed; expected an open one"
         log.error("error: %s", _with_flags(" ".join(message.split()), argv))
         return getattr(error, "exit_status", 2)
     finally:
@@ -144,7 +146,7 @@ def print_text(text: str, end: str = "\n") -> None:
         log.warning("standard output lacks some characters (%s); they are printed as escapes", sys.stdout.encoding)
         print_text(text, end)
     except OSError as error:
-        if not isinstance(error, BrokenPipeError):
+        if text and not isinstance(error, BrokenPipeError):
             log.error("%s", text)
         error.filename = "standard output"
         raise

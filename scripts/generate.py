@@ -91,6 +91,7 @@ def body(argv: list[str]) -> int:
     from gpt.generation.packed import PackedGPT
     from gpt.generation.sampling import Sampling
 
+    "".join(args.stop).encode()  # bytes that are not UTF-8 are an error: no text contains them
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
     request = Request(args.max_new_tokens, sampling, tuple(args.stop), not args.no_cache)
     prompts = [prompt for prompt in _read_prompts(args) for _ in range(args.num_samples)]
