@@ -50,12 +50,15 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and say which flags are given several times though they take one value."""
+        """Parse, and say which flags are given several times though they take one value.
+
+        Not those of train.py's config, which are unknown here: the last one counts, and config.yaml records it.
+        """
         ArgumentParser.known_flags = self._option_string_actions
         flags = Counter(argument.partition("=")[0] for argument in args if argument.startswith("--"))
         for flag, times in flags.items():
             action = self._option_string_actions.get(flag)
-            if times > 1 and (action is None or action.nargs is None):  # None: a key of train.py's config
+            if times > 1 and action is not None and action.nargs is None:
                 log.warning("%s is given %d times; the last value counts", flag, times)
         return super().parse_known_args(args, namespace)
 

@@ -198,9 +198,6 @@ def test_a_flag_given_twice_is_said_unless_it_takes_several_values(caplog: pytes
     arguments = ["--seed", "1", "--seed=2", "--prompt", "a", "--prompt", "-5", "--json", "--json"]
     assert vars(parser.parse_args(arguments)) == {"seed": 2, "prompt": ["a", "-5"], "json": True}
     assert caplog.messages == ["--seed is given 2 times; the last value counts"]
-    caplog.clear()
-    assert parser.parse_known_args(["--a.b", "1", "--a.b", "2"])[1] == ["--a.b", "1", "--a.b", "2"]
-    assert caplog.messages == ["--a.b is given 2 times; the last value counts"]
 
 
 def test_a_value_that_begins_with_a_dash_gets_a_hint(capsys: pytest.CaptureFixture[str]) -> None:
