@@ -7,10 +7,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from types import FrameType
@@ -50,16 +50,12 @@ class ArgumentParser(argparse.ArgumentParser):
         self.exit(2, f"error: {message} (see {self.prog} --help)\n")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse, and say which flags are given several times though they take one value.
-
-        Not those of train.py's config, which are unknown here: the last one counts, and config.yaml records it.
-        """
-        ArgumentParser.known_flags = self._option_string_actions
-        flags = Counter(argument.partition("=")[0] for argument in args if argument.startswith("--"))
-        for flag, times in flags.items():
-            action = self._option_string_actions.get(flag)
-            if times > 1 and action is not None and action.nargs is None:
-                log.warning("%s is given %d times; the last value counts", flag, times)
+        """Parse, and say which flags are given several times though they take one value."""
+        ArgumentParser.known_flags = self._option_string_actions  # without the keys of train.py's config
+        given = [argument.partition("=")[0] for argument in args]
+        for flag, action in self._option_string_actions.items():
+            if given.count(flag) > 1 and action.nargs is None:
+                log.warning("%s is given %d times; the last value counts", flag, given.count(flag))
         return super().parse_known_args(args, namespace)
 
     def print_help(self, file: Any = None) -> None:
@@ -167,21 +163,14 @@ def progress(items: Iterable[_T], total: int, unit: str) -> Iterator[_T]:
     """Iterate with a progress bar if stderr is a terminal, else with a log line every ten seconds."""
     from tqdm import tqdm  # only here: --help does not wait for it
 
-    bar = tqdm(total=total, unit=unit, dynamic_ncols=True, leave=False, disable=not shows_bar())
+    columns, rows = shutil.get_terminal_size()  # 80 x 24 for a terminal of size 0, where tqdm would show nothing
+    bar = tqdm(items, total=total, unit=unit, leave=False, ncols=columns, nrows=rows, disable=not sys.stderr.isatty())
     next_line = time.monotonic() + _LINE_SECONDS
-    for done, item in enumerate(items, start=1):
+    for done, item in enumerate(bar, start=1):
         yield item
-        with suppress(OSError):  # the terminal may be closed
-            bar.update()
         if bar.disable and time.monotonic() > next_line:
             log.info("%d of %d %s", done, total, unit)
             next_line = time.monotonic() + _LINE_SECONDS
-    bar.close()
-
-
-def shows_bar() -> bool:
-    """Whether stderr is a terminal of a known size; some containers have terminals of size 0, where tqdm is silent."""
-    return sys.stderr.isatty() and 0 not in os.get_terminal_size(sys.stderr.fileno())
 
 
 def _with_flags(message: str, argv: list[str]) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpt.cli import ArgumentParser, print_json, print_text, progress, run, shows_bar
+from gpt.cli import ArgumentParser, print_json, print_text, progress, run
 from gpt.errors import UserError
 from gpt.model.config import GPTConfig
 
@@ -230,13 +230,12 @@ def test_progress_is_logged_where_no_bar_is_shown(
     assert caplog.messages == ["1 of 3 letters", "2 of 3 letters", "3 of 3 letters"]
 
 
-@pytest.mark.parametrize("rows,columns,expected", [(24, 80, True), (0, 0, False), (24, 0, False), (0, 80, False)])
-def test_a_terminal_of_size_0_gets_no_bar(
-    rows: int, columns: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("size", [(24, 80), (0, 0), (24, 0), (1, 1)])
+def test_a_terminal_of_any_size_gets_a_bar(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     main, terminal = os.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    with os.fdopen(main), os.fdopen(terminal, "w") as stderr:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    with os.fdopen(main, "rb") as reader, os.fdopen(terminal, "w") as stderr:
         monkeypatch.setattr(sys, "stderr", stderr)
-        assert shows_bar() is expected
         assert list(progress("abc", 3, "letters")) == ["a", "b", "c"]
+        stderr.flush()
+        assert b"0/3" in os.read(reader.fileno(), 10_000)
