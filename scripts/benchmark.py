@@ -7,7 +7,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from gpt.cli import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, print_text, run
 from gpt.errors import UserError
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ def body(argv: list[str]) -> int:
     if args.json:
         print_json({"rows": [vars(row) for row in rows]})
     else:
-        print(table(rows))
+        print_text(table(rows))
     return 0
 
 

@@ -4,7 +4,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from gpt.cli import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, print_text, progress, run
 from gpt.errors import UserError
 
 DESCRIPTION = """\
@@ -66,11 +66,11 @@ def body(argv: list[str]) -> int:
     windows = TokenWindows(tokens, decoder.config.context_length, args.overlap)
     batches = DataLoader(windows, batch_size=args.batch_size)
     document_eot = manifest.eot_id if uses_document_mask(args.checkpoint) else None
-    evaluation = evaluate(decoder, batches, tokens.info.utf8_bytes, document_eot)
+    evaluation = evaluate(decoder, progress(batches, len(batches), "batches"), tokens.info.utf8_bytes, document_eot)
     if args.json:
         print_json(asdict(evaluation))
     else:
-        print(f"{evaluation}, over {evaluation.tokens:,} tokens")
+        print_text(f"{evaluation}, over {evaluation.tokens:,} tokens")
     return 0
 
 

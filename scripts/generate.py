@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpt.cli import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, print_text, progress, run
 from gpt.errors import UserError
 
 if TYPE_CHECKING:
@@ -74,7 +74,8 @@ def parser() -> ArgumentParser:
     add("--quantize", choices=("int8",), help="compute in int8: faster on a CPU from about d_model 384")
     add("--no-cache", action="store_true", help="recompute the whole context for each token: slow, for comparison")
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--stream", action="store_true", help="print text as it is generated, one sample after the other")
+    stream = "print text as it is generated, one sample after the other (default: on a terminal)"
+    how.add_argument("--stream", action=argparse.BooleanOptionalAction, help=stream)
     how.add_argument("--json", action="store_true", help="print one JSON object on stdout")
     return parser
 
@@ -91,6 +92,7 @@ def body(argv: list[str]) -> int:
     from gpt.generation.packed import PackedGPT
     from gpt.generation.sampling import Sampling
 
+    "".join(args.stop).encode()  # bytes that are not UTF-8 are an error: no text contains them
     sampling = Sampling(args.temperature, args.top_k, args.top_p, args.min_p, args.repetition_penalty)
     request = Request(args.max_new_tokens, sampling, tuple(args.stop), not args.no_cache)
     prompts = [prompt for prompt in _read_prompts(args) for _ in range(args.num_samples)]
@@ -103,13 +105,14 @@ def body(argv: list[str]) -> int:
     use_packed = args.quantize or model.device.type == "cpu"
     decoder = PackedGPT(model, args.quantize) if use_packed else model
     del model  # PackedGPT holds what it needs of it
-    shown = prompts if args.stream else None
+    is_streamed = sys.stdout.isatty() and not args.json if args.stream is None else args.stream
+    shown = prompts if is_streamed else None
     continuations = _generate(decoder, tokenizer, prompt_ids, request, seeds, shown)
     samples = list(zip(prompts, continuations, strict=True))
     if args.json:
         print_json({"samples": [{"prompt": prompt, **asdict(continuation)} for prompt, continuation in samples]})
-    elif not args.stream:
-        print("\n---\n".join(prompt + continuation.text for prompt, continuation in samples))
+    elif not is_streamed:
+        print_text("\n---\n".join(prompt + continuation.text for prompt, continuation in samples))
     return 0
 
 
@@ -131,15 +134,16 @@ def _generate(
         batch, batch_seeds = prompt_ids[start : start + batch_size], seeds[start : start + batch_size]
         finished: dict[int, Continuation] = {}
         if shown:
-            print("---\n" * (start > 0) + shown[start], end="", flush=True)
-        for piece in stream(model, tokenizer, batch, request, batch_seeds):
+            print_text("---\n" * (start > 0) + shown[start], end="")
+        pieces = stream(model, tokenizer, batch, request, batch_seeds)
+        for piece in pieces if shown else progress(pieces, len(batch) * request.max_new_tokens, "tokens"):
             first_text = first_text or time.perf_counter() - started
             if shown:
-                print(piece.text, end="", flush=True)
+                print_text(piece.text, end="")
             if piece.finished:
                 finished[piece.sequence] = piece.finished
         if shown:
-            print()
+            print_text("")
         continuations += [finished[index] for index in range(len(batch))]
     if tokens := sum(len(continuation.token_ids) for continuation in continuations):
         rate = tokens / (time.perf_counter() - started)

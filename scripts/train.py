@@ -9,8 +9,6 @@ from pathlib import Path
 
 from gpt.cli import ArgumentParser, print_json, run
 from gpt.errors import UserError
-from gpt.training.config_parser import config_parser, parse_config
-from gpt.training.run_folder import find_run, new_run_dir
 
 DESCRIPTION = """\
 Train a GPT-2 on prepared data, as a YAML config and flags of the same names say.
@@ -40,6 +38,9 @@ def parser() -> ArgumentParser:
 
 def body(argv: list[str]) -> int:
     """Train."""
+    from gpt.training.config_parser import config_parser, parse_config  # here, where Ctrl-C is handled
+    from gpt.training.run_folder import find_run, new_run_dir
+
     args, flags = parser().parse_known_args(argv)
     if args.help:
         print(f"{parser().format_help()}\n{config_parser().format_help()}")

@@ -109,6 +109,14 @@ def test_script_reports_the_validation_loss_of_training(
     assert "bits per byte" in capsys.readouterr().out
 
 
+def test_script_logs_its_progress(
+    tiny_run: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gpt.cli._LINE_SECONDS", -1.0)
+    assert script.main([str(tiny_run), "--data", str(tiny_data), "--batch-size", "1"]) == 0
+    assert "1 of " in capsys.readouterr().err
+
+
 def test_overlap_gives_context_and_counts_every_token_once(
     tiny_run: Path, tiny_data: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

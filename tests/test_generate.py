@@ -309,6 +309,17 @@ def test_script_prints_the_same_text_with_and_without_stream(
     assert outputs[0].count("\n---\n") == 3
 
 
+@pytest.mark.parametrize("flags,is_streamed", [([], True), (["--no-stream"], False), (["--json"], False)])
+def test_script_streams_on_a_terminal(
+    flags: list[str], is_streamed: bool, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    monkeypatch.setattr("gpt.cli.print", lambda text, end, flush: printed.append(text), raising=False)
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert script.main([str(tiny_run), "--max-new-tokens", "5", "--device", "cpu", *flags]) == 0
+    assert (len(list(filter(None, printed))) > 1) == is_streamed
+
+
 @pytest.mark.parametrize(
     "arguments,words",
     [
@@ -318,6 +329,7 @@ def test_script_prints_the_same_text_with_and_without_stream(
         (["--min-p", "-0.1"], "--min-p is -0.1"),
         (["--repetition-penalty", "0"], "--repetition-penalty is 0.0"),
         (["--stop", ""], "a stop string is empty"),
+        (["--stop", "x\udce9"], "'x\\udce9' is not UTF-8"),
         (["--seed", "99999999999999999999"], "--seed is 99999999999999999999"),
         (["--seed", "-1"], "--seed is -1"),
         (["--max-new-tokens", "-1"], "--max-new-tokens is -1"),

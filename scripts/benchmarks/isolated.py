@@ -2,6 +2,7 @@
 
 import logging
 import multiprocessing
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -20,7 +21,9 @@ class Isolated:
 
     def __init__(self, name: str, task: Task) -> None:
         self.name, self.task = name, task
-        self._pool = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
+        # Ctrl-C, which reaches the whole process group, ends the worker without a traceback.
+        context, ends_at_once = multiprocessing.get_context("spawn"), (signal.SIGINT, signal.SIG_DFL)
+        self._pool = ProcessPoolExecutor(1, context, initializer=signal.signal, initargs=ends_at_once)
         self.initial_loss: float = self.call(_start, name)
 
     def seconds(self, steps: int = 1) -> float:
