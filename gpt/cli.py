@@ -76,9 +76,7 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
         if signal.getsignal(number) in (signal.default_int_handler, signal.SIG_DFL):  # else it is ignored, as by nohup
             signal.signal(number, _interrupt)
     try:
-        status = main(argv)
-        print_text("", end="")  # flushes
-        return status
+        return main(argv)
     except KeyboardInterrupt as error:
         return 128 + next(iter(error.args), signal.SIGINT)
     except BrokenPipeError:  # for example `generate.py ... | head`

@@ -156,8 +156,6 @@ def _read_prompts(args: argparse.Namespace) -> list[str]:
 
     prompts = list(args.prompt)
     for name in args.prompt_file:
-        if name == "-" and sys.stdin is None:
-            raise UserError("standard input is closed; give a file or --prompt")
         with io.BufferedReader(io.BytesIO(sys.stdin.buffer.read())) if name == "-" else Path(name).open("rb") as file:
             text = "".join(decode_text(file, f"prompt file {name}"))
         prompts.append(text.removesuffix("\n").removesuffix("\r"))  # \n, \r\n or \r

@@ -7,7 +7,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from gpt.cli import ArgumentParser, print_json, run
+from gpt.cli import ArgumentParser, print_json, print_text, run
 from gpt.errors import UserError
 
 DESCRIPTION = """\
@@ -43,7 +43,7 @@ def body(argv: list[str]) -> int:
 
     args, flags = parser().parse_known_args(argv)
     if args.help:
-        print(f"{parser().format_help()}\n{config_parser().format_help()}")
+        print_text(f"{parser().format_help()}\n{config_parser().format_help()}")
         return 0
     if args.config is None:
         raise UserError("give --config FILE, for example configs/quickstart.yaml")

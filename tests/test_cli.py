@@ -121,7 +121,7 @@ def test_a_result_that_cannot_be_printed_goes_to_stderr(redirections: str, statu
         ("ArgumentParser(prog='x').parse_args(['--help'])", ">/dev/full", 2, "error: No space left on device\n"),
         ("ArgumentParser(prog='x').parse_args(['--help'])", "2>&-", 0, ""),
         ("ArgumentParser(prog='x').parse_args(['--y'])", "2>/dev/full", 2, ""),
-        ("print('x') or 0", ">/dev/full", 2, "error: standard output: No space left on device\n"),
+        ("print_text('x') or 0", ">/dev/full", 2, "x\nerror: standard output: No space left on device\n"),
         ("1 - len(sys.stdin.buffer.read(1))", "<&-", 2, f"error: {CLOSED}\n"),
         ("os.open('/', os.O_RDONLY) - 3", "<&- >&- 2>&-", 0, ""),  # not the descriptor of a closed stream
         ("logging.getLogger().info('progress') or 0", "2>/dev/full", 0, ""),

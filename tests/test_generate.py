@@ -368,7 +368,7 @@ def test_script_refuses_invalid_prompt_files_and_checkpoints(
             [str(tiny_run), "--prompt-file", str(tmp_path / "latin1.txt")],
             "latin1.txt is not UTF-8: byte 0xe9 at offset 3",
         ),
-        ([str(tiny_run), "--prompt-file", "-"], "standard input is closed"),
+        ([str(tiny_run), "--prompt-file", "-"], "standard input or output is closed; expected an open one"),
         ([str(tmp_path / "none.ckpt")], "there is no checkpoint"),
         ([str(tmp_path / "other.ckpt")], "has 257 token ids and its tokenizer 'gpt2' 50257"),
     ]:

@@ -16,7 +16,8 @@ def _run(folder: Path, steps: int, flags: list[str], used: int, max_steps: int =
     folder.mkdir()
     save_config(folder, RunConfig(run_name=folder.name, trainer=TrainerConfig(max_steps=max_steps)), flags)
     if steps:
-        torch.save({"format_version": 2, "global_step": steps}, folder / "last.ckpt")
+        content = {"format_version": 2, "state_dict": {}, "hyper_parameters": {}, "global_step": steps}
+        torch.save(content, folder / "last.ckpt")
     os.utime(folder, (used, used))
 
 

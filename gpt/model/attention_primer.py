@@ -7,6 +7,7 @@ seeds give their numbers. Shape letters: B batch, T length, H heads, D head_dim,
 
 import inspect
 import math
+import signal
 
 import torch
 import torch.nn.functional as F
@@ -265,6 +266,7 @@ def tiny_gpt() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # ends without a traceback in `... | head`
     sections = (one_head, causal_mask, dropout, future_tokens, separate_heads, fused_heads, copied_weights, tiny_gpt)
     for number, section in enumerate(sections, start=1):
         print(f"\n\n{number}. {inspect.getdoc(section)}")
