@@ -178,12 +178,9 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         try:
             with atomic_write(Path(path)) as file:
                 torch.save(checkpoint, file)
-        except (OSError, RuntimeError) as error:  # torch wraps an OSError, such as a full disk, in a RuntimeError
-            cause = error if isinstance(error, OSError) else error.__context__
-            if not isinstance(cause, OSError):
-                raise
+        except OSError as error:
             previous = "the previous checkpoint is intact" if Path(path).exists() else "no earlier checkpoint exists"
-            raise UserError(f"cannot save {path}: {cause.strerror}; {previous}") from error
+            raise UserError(f"cannot save {path}: {error.strerror}; {previous}") from error
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         """Load tensors and plain values only, and compare the whole file with its checksums."""

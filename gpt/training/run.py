@@ -26,7 +26,7 @@ from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
 from gpt.training.ranks import ComparedDDP, rank_identity
-from gpt.training.run_folder import CONFIG_NAME, changes, is_first_process, is_utf8, make_run_dir, save_config
+from gpt.training.run_folder import CONFIG_NAME, changes, is_first_process, make_run_dir, save_config
 from gpt.training.step import StepCallback
 from gpt.training.trainer import (
     build_trainer,
@@ -66,8 +66,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     started = time.monotonic()
     if (given := int(os.environ.get("WORLD_SIZE", config.world_size))) != config.world_size:
         raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
-    if not is_utf8(run_dir):
-        raise UserError(f"run folder {run_dir} has bytes that are not UTF-8; choose another name or --checkpoints_dir")
+    str(run_dir).encode()  # bytes that are not UTF-8 are an error: TensorBoard could not write there
     config = resolved(config, run_dir)
     data = TokenDataModule(config)
     checkpoint = _latest_checkpoint(run_dir) if resume else None
@@ -193,12 +192,12 @@ def _latest_checkpoint(run_dir: Path) -> Path | None:
 
 def _read_training_state(checkpoint: Path, config: RunConfig, data: TokenDataModule) -> dict[str, Any]:
     """Read the checkpoint to resume from, and refuse to resume with another config or on other data."""
-    content = read_checkpoint(checkpoint)
+    content = read_checkpoint(checkpoint, whole=True)
     if not content.keys() >= {"provenance", "optimizer_states", "global_step"}:
         raise UserError(f"{checkpoint} has no training state; start a new run, with its weights as --init_from")
     if saved := content["provenance"].get("config"):  # older checkpoints have none
         changes({**saved, "run_name": config.run_name}, config, checkpoint)
-    if content["provenance"].get("manifest_sha256") != data.manifest.sha256:
+    if not data.manifest.is_data_of(content["provenance"].get("manifest_sha256")):
         raise UserError(f"{config.data.path} is not the data that {checkpoint} was trained on; start a new run")
     return content
 

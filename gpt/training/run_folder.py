@@ -188,11 +188,6 @@ def _started_with(config_file: Path) -> list[str] | None:
         raise UserError(f"the first line of {config_file} is damaged; it must list the flags of the run") from None
 
 
-def is_utf8(path: Path) -> bool:
-    """Whether a path is valid UTF-8, which TensorBoard needs; Python keeps other bytes as lone surrogates."""
-    return not any("\ud800" <= character <= "\udfff" for character in str(path))
-
-
 def is_first_process() -> bool:
     """Whether this is the first process of a run, known before the processes communicate."""
     # torchrun's, Lightning's (machine and process) and SLURM's variables: in the first process all are 0.
