@@ -34,6 +34,10 @@ def parser() -> ArgumentParser:
     add("--generate", type=int, default=0, metavar="N", help="generate N tokens after each prompt (default 0)")
     add("--temperature", type=float, default=1.0, metavar="T", help="of --generate; 0 is greedy (default 1.0)")
     add("--seed", type=int, default=0, help="of --generate (default 0)")
+    kinds = (
+        "importance of a head: the rise of the loss with its output replaced by its mean over the positions, or by zero"
+    )
+    add("--ablation", choices=("mean", "zero"), default="mean", help=f"{kinds} (default mean)")
     parser.add_device()
     watched = Path("checkpoints/watched")
     logdir = "output; each checkpoint gets a folder in it (default checkpoints/watched)"
@@ -54,7 +58,7 @@ def body(argv: list[str]) -> int:
 
     request = Request(args.generate, Sampling(temperature=args.temperature))
     device = choose_device(args.device)
-    run_dir = watch_prompts(args.checkpoint, args.prompt, request, args.seed, device, args.logdir)
+    run_dir = watch_prompts(args.checkpoint, args.prompt, request, args.seed, device, args.logdir, args.ablation)
     programs = Path(os.path.relpath(sys.executable)).parent
     log.info("wrote %s; view it with: %s/tensorboard --logdir %s", run_dir, programs, shlex.quote(str(args.logdir)))
     return 0

@@ -36,7 +36,7 @@ def read_captures(run_dir: Path) -> dict[str, list[WrittenCapture]]:
                 series = event_format.unpack_series(contents[value.tag])
                 scores, *layers = value.tensor.string_val
                 captures.setdefault(value.tag, []).append(
-                    WrittenCapture(event.step, series, event_format.unpack_scores(scores), layers)
+                    WrittenCapture(event.step, series, event_format.unpack_scores(scores)["scores"], layers)
                 )
     return captures
 

@@ -121,3 +121,20 @@ def test_softmax_of_the_logits_times_values_is_the_fused_output() -> None:
     assert torch.equal(weights.triu(1), torch.zeros_like(weights))
     context = (weights @ values).transpose(1, 2).flatten(2)
     torch.testing.assert_close(attention.out_proj(context), attention(x))
+
+
+def test_predictions_are_those_of_the_model_on_each_probe_alone(model: GPT) -> None:
+    texts = [TOKEN_IDS[0].tolist(), TOKEN_IDS[1, :9].tolist()]
+    for text, capture in zip(
+        texts, capture_attention(model, [_probe(ids) for ids in texts], "<{}>".format), strict=True
+    ):
+        with torch.no_grad():
+            log_probabilities = model.eval()(torch.tensor([text]))[0].double().log_softmax(-1)
+        assert capture.predictions is not None
+        expected = [-log_probabilities[i, text[i + 1]].item() for i in range(len(text) - 1)]
+        assert capture.predictions.losses.tolist() == pytest.approx(expected, abs=1e-5)
+        for i, row in enumerate(log_probabilities.exp()):
+            best = sorted(range(50), key=lambda token: -float(row[token]))[:5]
+            assert capture.predictions.likeliest[i] == [f"<{token}>" for token in best]
+            assert capture.predictions.probabilities[i].tolist() == pytest.approx(row[best].tolist(), abs=1e-6)
+        assert capture.ablation is None

@@ -3,10 +3,12 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpt.attention_maps import event_format
+from gpt.attention_maps.capture import Predictions
 from gpt.attention_maps.probes import Probe
 from tests.attention_events import unpack_layer
 
@@ -49,7 +51,7 @@ def test_nan_weights_pack_as_zero_and_nan_scores_as_null() -> None:
     maps = np.full((1, 3, 3), np.nan, dtype=np.float32)
     assert not unpack_layer(event_format.pack_layer(maps), 1).any()
     scores = event_format.pack_scores({"sink": np.array([[np.nan, np.inf, 0.123456]], dtype=np.float32)})
-    assert event_format.unpack_scores(scores) == {"sink": [[None, None, 0.1235]]}
+    assert event_format.unpack_scores(scores) == {"scores": {"sink": [[None, None, 0.1235]]}}
 
 
 def test_packing_is_deterministic() -> None:
@@ -59,14 +61,50 @@ def test_packing_is_deterministic() -> None:
 
 def test_nan_written_as_such_unpacks_as_none() -> None:
     scores = event_format.unpack_scores(gzip.compress(b'{"sink": [[NaN, -Infinity, 1e999, 0.25]]}'))
-    assert scores == {"sink": [[None, None, None, 0.25]]}
+    assert scores == {"scores": {"sink": [[None, None, None, 0.25]]}}
 
 
 def test_damaged_scores_are_refused() -> None:
-    assert event_format.unpack_scores(VALID) == {"sink": [[0.5]]}
+    assert event_format.unpack_scores(VALID) == {"scores": {"sink": [[0.5]]}}
     for blob in BLOBS + [gzip.compress(text.encode(errors="surrogateescape")) for text in SCORES]:
         with pytest.raises(ValueError, match="damaged"):
             event_format.unpack_scores(blob)
+
+
+PREDICTIONS = {"losses": [1.5], "likeliest": [["a", "b"], ["c", "d"]], "probabilities": [[0.5, 0.25], [0.75, 0.125]]}
+
+
+def test_predictions_are_unpacked_beside_the_scores() -> None:
+    labels, probabilities = [["a", "日"], ["‹FF›", ""]], torch.tensor([[0.5, torch.nan]] * 2)
+    predictions = Predictions(torch.tensor([1.23456]), labels, probabilities)
+    blob = event_format.pack_scores({"sink": np.array([[0.5]], dtype=np.float32)}, predictions)
+    unpacked = event_format.unpack_scores(blob)
+    assert unpacked["predictions"] == {
+        "losses": [1.2346],
+        "likeliest": labels,
+        "probabilities": [[0.5, None], [0.5, None]],
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"losses": [1, 2]}, {"losses": [[1]]}, {"losses": ["a"]}, {"losses": None}, {"likeliest": [["a"], ["b"]]}),
+        *(
+            {"likeliest": [["a", "b"], ["c"]]},
+            {"likeliest": "ab"},
+            {"likeliest": [[1, 2], [3, 4]]},
+            {"probabilities": 1},
+        ),
+    ],
+)
+def test_damaged_predictions_are_refused(changes: dict) -> None:
+    def pack(predictions: dict) -> bytes:
+        return gzip.compress(json.dumps({"sink": [[0.5]], "predictions": predictions}).encode())
+
+    assert event_format.unpack_scores(pack(PREDICTIONS))["predictions"] == PREDICTIONS
+    with pytest.raises(ValueError, match="damaged"):
+        event_format.unpack_scores(pack(PREDICTIONS | changes))
 
 
 def test_a_layer_of_another_shape_is_refused() -> None:

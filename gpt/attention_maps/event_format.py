@@ -23,11 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
+    from gpt.attention_maps.capture import Predictions
     from gpt.attention_maps.probes import Probe
 
 PLUGIN_NAME = "attention"
 FORMAT_VERSION = 1
 
+_PREDICTIONS = "predictions"  # beside the names of scores
 _MAX_TOKENS = 1024
 _MAX_HEADS = 2**14  # over all layers; GPT-3 175B has 9,216, whose scores take 0.6 MB
 _MAX_JSON_BYTES = 2**22
@@ -84,20 +86,38 @@ def unpack_series(content: bytes) -> dict[str, Any]:
     )
 
 
-def pack_scores(scores: Mapping[str, NDArray[np.float32]]) -> bytes:
-    """Pack scores, name to (L, H), rounded to four decimals; NaN and infinity become null."""
-    content = {name: _rounded(values) for name, values in scores.items()}
-    return gzip.compress(json.dumps(content, separators=(",", ":")).encode(), mtime=0)
+def pack_scores(scores: Mapping[str, NDArray[np.float32]], predictions: "Predictions | None" = None) -> bytes:
+    """Pack scores, name to (L, H), and predictions, rounded to four decimals; NaN and infinity become null."""
+    content: dict[str, Any] = {name: _rounded(values) for name, values in scores.items()}
+    if predictions is not None:
+        content[_PREDICTIONS] = {
+            "losses": _rounded(predictions.losses.numpy()),
+            "likeliest": predictions.likeliest,
+            "probabilities": _rounded(predictions.probabilities.numpy()),
+        }
+    return gzip.compress(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(), mtime=0)
 
 
 @_damage_as_value_error()
-def unpack_scores(blob: bytes) -> dict[str, list[list[float | None]]]:
-    """Unpack ``pack_scores``, name to L lists of H numbers; NaN becomes None, as infinity does."""
+def unpack_scores(blob: bytes) -> dict[str, Any]:
+    """Unpack ``pack_scores``: ``scores``, name to L lists of H numbers, and ``predictions``, if there are any."""
     content = json.loads(_decompress(blob, _MAX_JSON_BYTES))
+    predictions = content.pop(_PREDICTIONS, None)
     scores = {name: np.array(values, dtype=np.float64) for name, values in content.items()}
-    if len({values.shape for values in scores.values()}) != 1 or not 0 < scores["sink"].size <= _MAX_HEADS:
+    sink = scores["sink"]
+    if len({values.shape for values in scores.values()}) != 1 or sink.ndim != 2 or not 0 < sink.size <= _MAX_HEADS:
         raise ValueError("scores of different or too many heads")
-    return {name: _rounded(values) for name, values in scores.items()}
+    unpacked: dict[str, Any] = {"scores": {name: _rounded(values) for name, values in scores.items()}}
+    if predictions is not None:
+        numbers = {name: np.array(predictions[name], dtype=np.float64) for name in ("losses", "probabilities")}
+        labels = np.array(predictions["likeliest"])
+        if labels.dtype.kind != "U" or labels.shape != numbers["probabilities"].shape or labels.ndim != 2:
+            raise ValueError("predictions of different shapes")
+        if numbers["losses"].shape != (len(labels) - 1,):
+            raise ValueError("losses of another number of tokens")
+        rounded = {name: _rounded(values) for name, values in numbers.items()}
+        unpacked[_PREDICTIONS] = {"likeliest": predictions["likeliest"], **rounded}
+    return unpacked
 
 
 def pack_layer(maps: NDArray[np.float32]) -> bytes:
@@ -115,8 +135,10 @@ def check_layer(blob: bytes, num_heads: int, num_tokens: int) -> None:
         raise ValueError(f"{size} attention weights; expected {expected}")
 
 
-def _rounded(values: NDArray[Any]) -> list[list[float | None]]:
-    return [[round(value, 4) if math.isfinite(value) else None for value in layer] for layer in values.tolist()]
+def _rounded(values: NDArray[Any]) -> list[Any]:
+    if values.ndim > 1:
+        return [_rounded(row) for row in values]
+    return [round(value, 4) if math.isfinite(value) else None for value in values.tolist()]
 
 
 def _decompress(blob: bytes, max_bytes: int) -> bytes:

@@ -1,7 +1,8 @@
 """Probes, the token sequences whose attention is captured: a text, and a repeated random sequence."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,11 @@ def token_labels(tokens: Sequence[bytes]) -> tuple[list[str], list[str]]:
         characters.append("".join(text[i] for i in sorted(split)))
         start = end
     return labels, characters
+
+
+def token_label(tokenizer: Tokenizer) -> Callable[[int], str]:
+    """A function from a token id to the label of that token alone."""
+    return cache(lambda token: token_labels([tokenizer.decode_bytes([token])])[0][0])
 
 
 def _visible(character: str) -> str:

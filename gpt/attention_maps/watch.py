@@ -12,7 +12,7 @@ import yaml
 from numpy.typing import NDArray
 
 from gpt.attention_maps.capture import capture_attention
-from gpt.attention_maps.probes import MAX_PROBE_TOKENS, Probe, repeated_random_probe, text_probe
+from gpt.attention_maps.probes import MAX_PROBE_TOKENS, Probe, repeated_random_probe, text_probe, token_label
 from gpt.attention_maps.writer import summarise_captures, write_event_file
 from gpt.checkpoint import load_model, steps_trained
 from gpt.data.manifest import Manifest, SplitTokens
@@ -25,9 +25,17 @@ log = logging.getLogger(__name__)
 
 
 def watch_prompts(
-    checkpoint: str, prompts: Sequence[str], request: Request, seed: int, device: torch.device, logdir: Path
+    checkpoint: str,
+    prompts: Sequence[str],
+    request: Request,
+    seed: int,
+    device: torch.device,
+    logdir: Path,
+    ablation: str = "mean",
 ) -> Path:
     """Continue the prompts as requested, and write their attention maps and those of a repeated random sequence.
+
+    With them go the model's predictions, and the importance of each head by this kind of ablation.
 
     Returns the folder that was written. Each model and training step has its own in ``logdir``, with a hash of both in
     its name: TensorBoard shows one of several models in a folder, and drops the events of steps after an earlier one.
@@ -40,7 +48,7 @@ def watch_prompts(
     if random is not None:
         probes.insert(0, random)  # first, because summaries and the image are those of the last probe
     step = steps_trained(checkpoint)
-    captures = capture_attention(model, probes)
+    captures = capture_attention(model, probes, token_label(tokenizer), ablation)
     if not all(capture.maps.isfinite().all() for capture in captures):
         raise UserError(
             f"the attention of {checkpoint} is not finite: it diverged in training; use an earlier checkpoint"

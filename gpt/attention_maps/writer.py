@@ -67,7 +67,10 @@ def summarise_captures(captures: Sequence[Capture], random_maps: bool = True, im
     all_scores: dict[str, NDArray[np.float32]] = {}
     for capture in captures:
         scores = {name: metric.numpy() for name, metric in head_metrics(capture).items()}
-        blobs = [event_format.pack_scores(scores)]
+        if capture.ablation is not None:
+            kind, rises = capture.ablation
+            scores[f"{kind}_ablation"] = rises.numpy()
+        blobs = [event_format.pack_scores(scores, capture.predictions)]
         if random_maps or not capture.probe.is_repeated_random:
             blobs += [event_format.pack_layer(layer) for layer in capture.maps.numpy()]
         content = event_format.pack_series(capture.probe)

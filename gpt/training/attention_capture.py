@@ -3,7 +3,7 @@
 import lightning as L
 
 from gpt.attention_maps.capture import capture_attention
-from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe
+from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe, token_label
 from gpt.attention_maps.writer import write_captures
 from gpt.errors import UserError
 from gpt.training.datamodule import TokenDataModule
@@ -13,8 +13,9 @@ from gpt.training.module import GPTModule
 class AttentionCapture:
     """Captures every head's attention on a text and on a repeated random sequence, without any effect on training.
 
-    Scores of both and maps of the text are written at every capture; at ``image_steps`` also an image, for the Images
-    tab. Maps of the random sequence are written at the end, unless a run ends early on a step that was captured.
+    Scores and predictions of both and maps of the text are written at every capture; at ``image_steps`` also an image,
+    for the Images tab; at ``ablation_steps`` the importance of each head. Maps of the random sequence are written at
+    the end, unless a run ends early on a step that was captured.
     """
 
     def __init__(self, data: TokenDataModule) -> None:
@@ -34,6 +35,9 @@ class AttentionCapture:
         self._max_steps = config.trainer.max_steps
         self._capture_steps = capture_steps(self._max_steps, config.attention_maps.captures)
         self._image_steps = image_steps(self._max_steps)
+        self._ablation_steps = ablation_steps(self._capture_steps)
+        self._ablation = None if config.attention_maps.ablation == "none" else config.attention_maps.ablation
+        self._label = token_label(tokenizer)
         self._captured_step = -1
 
     def after_step(self, trainer: L.Trainer, module: L.LightningModule) -> None:
@@ -49,7 +53,8 @@ class AttentionCapture:
             return
         self._captured_step = step
         writer = trainer.logger.experiment  # type: ignore[attr-defined]
-        captures = capture_attention(module.model, self._probes)
+        ablation = self._ablation if is_last or step in self._ablation_steps else None
+        captures = capture_attention(module.model, self._probes, self._label, ablation)
         write_captures(writer, step, captures, random_maps=is_last, image=is_last or step in self._image_steps)
 
 
@@ -63,6 +68,11 @@ def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
         return frozenset(powers[round(i * (len(powers) - 1) / (captures - 1))] for i in range(captures))
     evenly = captures - len(powers)
     return frozenset({*powers, *(round(max_steps * (i + 1) / (evenly + 1)) for i in range(evenly))})
+
+
+def ablation_steps(capture_steps: frozenset[int]) -> frozenset[int]:
+    """Every eighth capture and the last: an ablation takes as long as several captures."""
+    return frozenset({*sorted(capture_steps)[::8], max(capture_steps)})
 
 
 def image_steps(max_steps: int) -> frozenset[int]:

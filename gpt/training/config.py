@@ -133,6 +133,9 @@ class AttentionMapsConfig:
     """The probe text, truncated to the context and to 256 tokens; default: the beginning of a validation document."""
     captures: int = 200
     """Captures in the run: at its start, its end, each power of two, and evenly between."""
+    ablation: Literal["mean", "zero", "none"] = "mean"
+    """Measures each head's importance at every eighth capture and the last: the rise of the loss on the probes with the
+    head's output replaced by its mean over the positions, or by zero."""
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ CHANGEABLE = {
     *(f"trainer.{name}" for name in ("max_steps", "max_time", "accelerator", "devices", "num_nodes", "strategy")),
     *(f"trainer.{name}" for name in ("compile", "validate_every_steps", "log_every_n_steps", "sample_tokens")),
     *("checkpoint.every_steps", "checkpoint.keep_last", "guard.max_skipped_steps"),
-    *(f"attention_maps.{name}" for name in ("enabled", "captures", "probe_text")),
+    *(f"attention_maps.{name}" for name in ("enabled", "captures", "probe_text", "ablation")),
 }
 
 _RUN_DIR_VARIABLE = "MINI_GPT_RUN_DIR"  # passes the folder to child processes

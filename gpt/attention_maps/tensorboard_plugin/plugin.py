@@ -100,7 +100,7 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         capture = {"step": step.step, "wall_time": step.wall_time, "has_maps": num_maps > 0}
         if step.wall_time > newer_than:
             try:
-                capture["scores"] = unpack_scores(self._blob(request, step, 0))
+                capture |= unpack_scores(self._blob(request, step, 0))
                 if num_maps not in (0, num_layers := len(capture["scores"]["sink"])):
                     raise ValueError(f"it has the maps of {num_maps} layers; expected {num_layers}")
             except Exception as error:  # as above
@@ -121,7 +121,7 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
             blob = self._blob(request, found[0], layer + 1)
         try:
             labels = unpack_series(listed.result()[run][tag].plugin_content)["labels"]
-            check_layer(blob, len(unpack_scores(scores.result())["sink"][layer]), len(labels))
+            check_layer(blob, len(unpack_scores(scores.result())["scores"]["sink"][layer]), len(labels))
         except ValueError as error:
             raise NotFoundError(f"layer {layer} at step {step} is damaged: {error}") from None
         # It may be cached, because the URL contains the wall time: its content never changes.
