@@ -29,6 +29,8 @@ def read_captures(run_dir: Path) -> dict[str, list[WrittenCapture]]:
     for path in sorted(run_dir.glob("events.out.tfevents.*")):
         for event in EventFileLoader(str(path)).Load():
             for value in event.summary.value:
+                if value.tag == event_format.LOSS_TAG:
+                    continue
                 if value.metadata.plugin_data.plugin_name == event_format.PLUGIN_NAME:
                     contents.setdefault(value.tag, value.metadata.plugin_data.content)
                 elif value.tag not in contents:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gpt.model.inference import inference
-from gpt.model.loss import eval_loss
+from gpt.model.loss import eval_losses
 from gpt.model.transformer import GPT
 
 ABLATIONS = ("mean", "zero")
@@ -61,7 +61,6 @@ def _ablate_own_head(ablation: str) -> Any:
 
 
 def _mean_losses(model: GPT, hidden: Tensor, ids: Tensor) -> Tensor:
-    """Mean next-token loss of each row: (rows, T, E) to (rows,), in chunks of logits."""
-    vocab_size = len(model.lm_head_weight)
-    losses = [eval_loss(lambda chunk: model.logits(chunk), vocab_size, row[:-1], ids[0, 1:]) for row in hidden]
-    return torch.stack(losses) / (ids.shape[1] - 1)
+    """Mean next-token loss of each row: (rows, T, E) to (rows,)."""
+    targets = ids[:, 1:].expand(len(hidden), -1)  # (rows, T - 1)
+    return eval_losses(model.logits, len(model.lm_head_weight), hidden[:, :-1], targets).mean(dim=1)

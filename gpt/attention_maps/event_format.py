@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gpt.attention_maps.probes import Probe
 
 PLUGIN_NAME = "attention"
+LOSS_TAG = f"{PLUGIN_NAME}/loss_by_position"
 FORMAT_VERSION = 1
 
 _PREDICTIONS = "predictions"  # beside the names of scores
@@ -118,6 +119,22 @@ def unpack_scores(blob: bytes) -> dict[str, Any]:
         rounded = {name: _rounded(values) for name, values in numbers.items()}
         unpacked[_PREDICTIONS] = {"likeliest": predictions["likeliest"], **rounded}
     return unpacked
+
+
+def pack_losses(positions: list[int], losses: list[float]) -> bytes:
+    """Pack validation losses, of ranges of positions that begin at ``positions``."""
+    content = {"positions": positions, "losses": [round(loss, 4) if math.isfinite(loss) else None for loss in losses]}
+    return gzip.compress(json.dumps(content).encode(), mtime=0)
+
+
+@_damage_as_value_error()
+def unpack_losses(blob: bytes) -> dict[str, list[Any]]:
+    """Unpack ``pack_losses``."""
+    content = json.loads(_decompress(blob, _MAX_JSON_BYTES))
+    positions, losses = np.array(content["positions"]), np.array(content["losses"], dtype=np.float64)
+    if positions.dtype.kind != "i" or positions.ndim != 1 or positions.shape != losses.shape:
+        raise ValueError("positions or losses of another shape")
+    return {"positions": positions.tolist(), "losses": _rounded(losses)}
 
 
 def pack_layer(maps: NDArray[np.float32]) -> bytes:

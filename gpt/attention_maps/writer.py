@@ -39,6 +39,12 @@ def write_captures(
     writer._get_file_writer().add_summary(summary, step)  # type: ignore[no-untyped-call]
 
 
+def write_loss_by_position(writer: SummaryWriter, step: int, positions: list[int], losses: list[float]) -> None:
+    """Write the validation loss by position, for the Attention tab."""
+    value = _blobs(event_format.LOSS_TAG, event_format.pack_losses(positions, losses))
+    writer._get_file_writer().add_summary(Summary(value=[value]), step)  # type: ignore[no-untyped-call]
+
+
 def write_event_file(run_dir: Path, step: int, summary: Summary) -> None:
     """Write one step as an event file: a SummaryWriter would lose the errors of its thread, such as a full disk."""
     now = time.time()
@@ -73,11 +79,9 @@ def summarise_captures(captures: Sequence[Capture], random_maps: bool = True, im
         blobs = [event_format.pack_scores(scores, capture.predictions)]
         if random_maps or not capture.probe.is_repeated_random:
             blobs += [event_format.pack_layer(layer) for layer in capture.maps.numpy()]
-        content = event_format.pack_series(capture.probe)
-        plugin = SummaryMetadata.PluginData(plugin_name=event_format.PLUGIN_NAME, content=content)
-        metadata = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_BLOB_SEQUENCE)
-        tag = event_format.series_tag(capture.probe)
-        values.append(Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto(blobs)))
+        tag, content = event_format.series_tag(capture.probe), event_format.pack_series(capture.probe)
+        values.append(_blobs(tag, *blobs, content=content))
+        values += _copy_losses(capture)
         all_scores |= scores
     values += [
         Summary.Value(tag=f"heads/{name}_{reduction}", simple_value=float(getattr(np, reduction)(all_scores[name])))
@@ -91,6 +95,24 @@ def summarise_captures(captures: Sequence[Capture], random_maps: bool = True, im
         encoded = Summary.Image(height=grid.height, width=grid.width, colorspace=1, encoded_image_string=png.getvalue())
         values.append(Summary.Value(tag="attention/all_heads", image=encoded))
     return Summary(value=values)
+
+
+def _blobs(tag: str, *blobs: bytes, content: bytes = b"") -> Summary.Value:
+    plugin = SummaryMetadata.PluginData(plugin_name=event_format.PLUGIN_NAME, content=content)
+    metadata = SummaryMetadata(plugin_data=plugin, data_class=DATA_CLASS_BLOB_SEQUENCE)
+    return Summary.Value(tag=tag, metadata=metadata, tensor=make_tensor_proto(blobs))
+
+
+def _copy_losses(capture: Capture) -> list[Summary.Value]:
+    """Mean losses on the two copies of the repeated random sequence [end-of-text, r1 .. rP, r1 .. rP].
+
+    The second copy without its first token, which nothing predicts.
+    """
+    if not capture.probe.is_repeated_random or capture.predictions is None:
+        return []
+    losses, P = capture.predictions.losses, len(capture.probe.token_ids) // 2
+    means = {"first": losses[:P].mean(), "second": losses[P + 1 :].mean()}
+    return [Summary.Value(tag=f"heads/{copy}_copy_loss_nats", simple_value=float(loss)) for copy, loss in means.items()]
 
 
 def attention_image(maps: NDArray[np.float32]) -> Image.Image:

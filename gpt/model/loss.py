@@ -38,7 +38,7 @@ def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, com
         A float32 scalar, in nats.
     """
     if not (torch.is_grad_enabled() and (hidden.requires_grad or lm_head_weight.requires_grad)):
-        return eval_loss(lambda chunk: chunk @ lm_head_weight.T, len(lm_head_weight), hidden, targets)
+        return eval_losses(lambda chunk: chunk @ lm_head_weight.T, len(lm_head_weight), hidden, targets).sum()
     hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
     chunked = _cuda_chunks if hidden.device.type == "cuda" else _in_place_chunks
     chunk_loss, chunks = chunked(hidden, lm_head_weight, len(targets), compiled)
@@ -46,13 +46,15 @@ def next_token_loss(hidden: Tensor, lm_head_weight: Tensor, targets: Tensor, com
 
 
 @torch.no_grad()
-def eval_loss(lm_head: Callable[[Tensor], Tensor], vocab_size: int, hidden: Tensor, targets: Tensor) -> Tensor:
-    """The same loss without gradients, for any LM head: a function from (n, E) to new logits, which are overwritten."""
-    hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
-    total = hidden.new_zeros((), dtype=torch.float32)
-    for chunk in _equal_chunks(len(targets), max_chunk_logits(hidden.device) // vocab_size):
-        total += _loss_and_log_probs(lm_head(hidden[chunk]), targets[chunk])[0]
-    return total
+def eval_losses(lm_head: Callable[[Tensor], Tensor], vocab_size: int, hidden: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each target, without gradients, for any LM head: (...) float32, 0 for ignored targets.
+
+    ``lm_head`` is a function from (n, E) to new logits, which are overwritten.
+    """
+    flat_hidden, flat_targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    chunks = _equal_chunks(len(flat_targets), max_chunk_logits(hidden.device) // vocab_size)
+    losses = [_losses_and_log_probs(lm_head(flat_hidden[chunk]), flat_targets[chunk])[0] for chunk in chunks]
+    return torch.cat(losses).view(targets.shape)
 
 
 def max_chunk_logits(device: torch.device) -> int:
@@ -90,7 +92,7 @@ def _in_place_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> 
     is_mixed = torch.is_autocast_enabled(hidden.device.type) or hidden.dtype != torch.float32
 
     def chunk_loss(hidden: Tensor, targets: Tensor, grad_hidden: Tensor, grad_weight: Tensor) -> Tensor:
-        loss, log_probs = _loss_and_log_probs(hidden @ weight.T, targets)
+        losses, log_probs = _losses_and_log_probs(hidden @ weight.T, targets)
         # d loss / d logits = softmax(logits) - onehot(target), in place; zero where the target is ignored.
         is_counted = (targets >= 0)[:, None].to(log_probs.dtype)
         grad_logits = log_probs.exp_().mul_(is_counted).scatter_add_(1, targets.clamp(min=0)[:, None], -is_counted)
@@ -99,7 +101,7 @@ def _in_place_chunks(hidden: Tensor, weight: Tensor, N: int, compiled: bool) -> 
             grad_weight += grad_logits.T @ hidden
         else:  # accumulates in place: a product of the size of the weight would need fresh memory
             grad_weight.addmm_(grad_logits.T, hidden)
-        return loss
+        return losses.sum()
 
     return chunk_loss, _equal_chunks(N, CHUNK_LOGITS // len(weight))
 
@@ -145,9 +147,9 @@ def _equal_chunks(N: int, largest: int) -> list[slice]:
     return [slice(start, start + size) for start in range(0, N, size)]
 
 
-def _loss_and_log_probs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """A chunk's summed loss, and its log-probabilities, (n, V) float32, which overwrite float32 logits."""
+def _losses_and_log_probs(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Losses of a chunk, (n,), and its log-probabilities, (n, V) float32, which overwrite float32 logits."""
     logits = logits.float()  # whatever dtype the matrix product ran in
     log_probs = torch.log_softmax(logits, dim=-1, out=logits)  # in place: each row is read before it is written
     target_log_probs = log_probs.gather(1, targets.clamp(min=0)[:, None])[:, 0]  # (n,)
-    return -target_log_probs.masked_fill(targets < 0, 0.0).sum(), log_probs
+    return -target_log_probs.masked_fill(targets < 0, 0.0), log_probs

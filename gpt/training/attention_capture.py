@@ -4,7 +4,7 @@ import lightning as L
 
 from gpt.attention_maps.capture import capture_attention
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe, token_label
-from gpt.attention_maps.writer import write_captures
+from gpt.attention_maps.writer import write_captures, write_loss_by_position
 from gpt.errors import UserError
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
@@ -44,6 +44,12 @@ class AttentionCapture:
         """Capture if the step is one of ``capture_steps``."""
         if trainer.global_step in self._capture_steps:
             self.capture(trainer, module, is_last=trainer.global_step == self._max_steps)
+
+    def after_validation(self, trainer: L.Trainer, module: GPTModule) -> None:
+        """Write the validation loss by position."""
+        if trainer.is_global_zero and trainer.logger is not None:
+            writer = trainer.logger.experiment  # type: ignore[attr-defined]
+            write_loss_by_position(writer, trainer.global_step, *module.loss_by_position)
 
     def capture(self, trainer: L.Trainer, module: L.LightningModule, is_last: bool = False) -> None:
         """Write maps and scores of the probes, once per step: TensorBoard shows one capture of a step."""

@@ -19,7 +19,7 @@ from gpt.checkpoint import FORMAT_VERSION
 from gpt.data.manifest import Manifest
 from gpt.data.windows import TrainingBatch, Window
 from gpt.errors import UserError
-from gpt.evaluation import Evaluation, LossTotals
+from gpt.evaluation import Evaluation, LossTotals, loss_by_position
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.masks import document_ids
@@ -48,6 +48,7 @@ class GPTModule(L.LightningModule):
         self.skipped_steps = torch.zeros(())
         self.first_skipped_step = torch.zeros(())
         self.evaluation: Evaluation | None = None
+        self.loss_by_position: tuple[list[int], list[float]] = [], []
         self.evaluated_step = -1
         self.git_revision = _git_revision()  # now, since the source tree may change during the run
         self._mask_eot_id = manifest.eot_id if config.data.document_mask else None
@@ -118,12 +119,14 @@ class GPTModule(L.LightningModule):
         self._val_totals.add(self.model, batch)
 
     def on_validation_epoch_end(self) -> None:
-        """Compute loss, perplexity and bits per byte of the whole split, over all ranks."""
+        """Compute loss, perplexity, bits per byte and loss by position of the whole split, over all ranks."""
         # NCCL reduces on the GPU only, and MPS has no float64.
         totals = self._val_totals.totals().to(self.device if self.trainer.world_size > 1 else "cpu")
         self._val_totals = LossTotals(self._mask_eot_id)
-        nats, tokens = self.trainer.strategy.reduce(totals, reduce_op="sum").tolist()
+        totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
+        nats, tokens = totals.sum(dim=1).tolist()
         self.evaluated_step = self.global_step
+        self.loss_by_position = loss_by_position(totals)
         self.evaluation = Evaluation.from_totals(nats, int(tokens), self.manifest.splits["val"].utf8_bytes)
         # For Lightning's own callbacks and progress bar, such as ModelCheckpoint(monitor="val_loss_nats").
         self.log("val_loss_nats", self.evaluation.loss_nats, prog_bar=True, logger=False, sync_dist=True)

@@ -97,7 +97,9 @@ class StepCallback(Checkpoint):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, GPTModule)
         assert pl_module.evaluation is not None
-        self.training_log.after_validation(trainer, pl_module.evaluation)
+        self.training_log.after_validation(trainer, pl_module)
+        if self.attention:
+            self.attention.after_validation(trainer, pl_module)
         if not math.isfinite(loss := pl_module.evaluation.loss_nats):
             self._diverged(trainer, f"the validation loss at step {trainer.global_step} is {loss}")
         if trainer.is_global_zero and pl_module.config.trainer.sample_tokens > 0:

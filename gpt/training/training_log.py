@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 from tqdm import tqdm
 
-from gpt.evaluation import Evaluation
+from gpt.evaluation import in_context_learning_score
 from gpt.training.config import RunConfig
 from gpt.training.module import GPTModule
 from gpt.training.optim import learning_rate_factor
@@ -87,10 +87,13 @@ class TrainingLog:
             self._read(trainer, module)
         self._clock = None
 
-    def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:
+    def after_validation(self, trainer: L.Trainer, module: GPTModule) -> None:
         """Log the validation."""
+        evaluation = module.evaluation
+        assert evaluation is not None
         if trainer.logger is not None:
             metrics = {f"val/{name}": value for name, value in asdict(evaluation).items() if name != "tokens"}
+            metrics["val/in_context_learning_nats"] = in_context_learning_score(*module.loss_by_position)
             trainer.logger.log_metrics(metrics, step=trainer.global_step)
         if trainer.is_global_zero:
             self.print(f"step {trainer.global_step}: validation {evaluation}")
