@@ -10,8 +10,11 @@ from gpt.checkpoint import load_model
 from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows
 from gpt.errors import UserError
-from gpt.evaluation import Evaluation, evaluate
+from gpt.evaluation import Evaluation, LossTotals, evaluate, in_context_learning_score, loss_by_position
 from gpt.generation.packed import PackedGPT, PackedLinear
+from gpt.model.config import GPTConfig
+from gpt.model.masks import document_ids
+from gpt.model.transformer import GPT
 from scripts import evaluate as script
 from tests.runs import is_one_line_error
 
@@ -38,6 +41,41 @@ def test_every_token_has_the_same_weight_for_any_batch_size(tiny_run: Path, tiny
         assert result.loss_nats == pytest.approx(total / count, rel=1e-6)
         assert result.perplexity == pytest.approx(math.exp(total / count), rel=1e-6)
         assert result.bits_per_byte == pytest.approx(total / math.log(2) / tokens.info.utf8_bytes, rel=1e-6)
+
+
+@pytest.mark.parametrize("eot_id", [None, 0])
+def test_losses_by_position_are_those_of_every_target(eot_id: int | None) -> None:
+    torch.manual_seed(0)
+    model = GPT(GPTConfig(50, 40, d_model=16, num_layers=1, num_heads=1)).eval()
+    inputs, targets = torch.randint(0, 50, (2, 6, 40))
+    inputs[:, 13] = inputs[2, 20] = 0  # documents begin here
+    targets[-1, 25:] = -1
+    totals = LossTotals(eot_id)
+    for rows in ([0, 1, 2, 3], [4, 5]):
+        totals.add(model, {"inputs": inputs[rows], "targets": targets[rows]})
+    hidden = model.transformer(inputs, document_ids(inputs, eot_id))
+    log_probabilities = model.logits(hidden).double().log_softmax(-1)
+    expected: dict[int, list[float]] = {}
+    for row in range(6):
+        position = -1
+        for t in range(40):
+            position = 0 if inputs[row, t] == 0 and eot_id == 0 else position + 1
+            if (target := int(targets[row, t])) >= 0:
+                expected.setdefault(position, []).append(-float(log_probabilities[row, t, target]))
+    positions, losses = loss_by_position(totals.totals())
+    assert positions[:10] == list(range(10))
+    assert len(positions) <= 64
+    for start, end, loss in zip(positions, [*positions[1:], 40], losses, strict=True):
+        values = [value for position in range(start, end) for value in expected.get(position, [])]
+        assert loss == pytest.approx(sum(values) / len(values), abs=1e-5)
+
+
+def test_the_in_context_learning_score_compares_positions_500_and_50() -> None:
+    falling = torch.stack([1 / torch.arange(1.0, 1025), torch.ones(1024)]).double()
+    score = in_context_learning_score(*loss_by_position(falling))
+    assert score == pytest.approx(1 / 501 - 1 / 51, abs=2e-3)
+    short = in_context_learning_score(*loss_by_position(falling[:, :64]))
+    assert short == pytest.approx(1 / 63 - 1 / 31, abs=2e-3)
 
 
 def test_mode_and_random_state_are_restored(tiny_run: Path, tiny_data: Path) -> None:

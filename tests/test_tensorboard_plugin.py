@@ -1,6 +1,7 @@
 """Server side of the Attention tab, with both of TensorBoard's data servers."""
 
 import gzip
+import json
 import subprocess
 import sys
 import time
@@ -60,6 +61,25 @@ def test_the_server_returns_what_was_written(served: Served) -> None:
                 # TensorBoard decompresses for a client that does not accept gzip.
                 packed = gzip.decompress(body) if body[:2] == b"\x1f\x8b" else body
                 assert packed == gzip.decompress(blob)
+
+
+def test_the_server_returns_predictions_and_losses_by_position(served: Served) -> None:
+    address, folder = served
+    (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
+    for capture in wait_for_captures(address, "real", tag, 4):
+        tokens = len(wait_for_runs(address, {"real"})["real"][tag]["labels"])
+        assert len(capture["predictions"]["losses"]) == tokens - 1
+        assert [len(row) for row in capture["predictions"]["likeliest"]] == [5] * tokens
+        assert all(1 >= a >= b > 0 for a, b, *_ in capture["predictions"]["probabilities"])
+    status, body = get(address, "losses", run="real")
+    validations = json.loads(body)
+    assert status == 200
+    assert [validation["step"] for validation in validations] == [12, 24, 30]
+    for validation in validations:
+        assert len(validation["losses"]) == len(validation["positions"])
+        assert validation["positions"][0] == 0
+        assert all(1 < loss < 7 for loss in validation["losses"])  # ln(257) is 5.5
+    assert get(address, "losses", run="long")[0] == 404
 
 
 def test_newer_than_limits_the_scores_to_newer_captures(served: Served) -> None:

@@ -6,6 +6,7 @@ event file is left out, with a line in the log: one bad run hides no other.
     /series                                       all series: {run: {tag: {...}}}
     /captures?run=&tag=[&newer_than=WALL_TIME]    the steps of a series, with scores if written later than WALL_TIME
     /maps?run=&tag=&step=&wall_time=&layer=       the maps of one layer, as event_format packs them
+    /losses?run=                                  losses by position of each validation
 """
 
 import json
@@ -24,7 +25,14 @@ from tensorboard.plugins.base_plugin import FrontendMetadata, TBContext, TBPlugi
 from tensorboard.util import tb_logging
 from werkzeug import Request, Response
 
-from gpt.attention_maps.event_format import PLUGIN_NAME, check_layer, unpack_scores, unpack_series
+from gpt.attention_maps.event_format import (
+    LOSS_TAG,
+    PLUGIN_NAME,
+    check_layer,
+    unpack_losses,
+    unpack_scores,
+    unpack_series,
+)
 
 log = tb_logging.get_logger()
 
@@ -47,7 +55,7 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
 
     def get_plugin_apps(self) -> dict[str, Any]:
         """Map each route to its WSGI app."""
-        routes = {"/series": self._series, "/captures": self._captures, "/maps": self._maps}
+        routes = {"/series": self._series, "/captures": self._captures, "/maps": self._maps, "/losses": self._losses}
         routes |= {f"/{path.name}": partial(_static, path) for path in _STATIC.iterdir() if path.suffix in _MIME_TYPES}
         return {path: Request.application(route) for path, route in routes.items()}
 
@@ -61,7 +69,7 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
 
     def _series(self, request: Request) -> Response:
         listed = self._data.list_blob_sequences(**_scope(request))
-        found = [(run, tag, series) for run, tags in listed.items() for tag, series in tags.items()]
+        found = [(run, tag, series) for run, tags in listed.items() for tag, series in tags.items() if tag != LOSS_TAG]
         with ThreadPoolExecutor(_READ_THREADS) as pool:
             described = list(pool.map(lambda where: self._describe(request, *where), found))
         runs: dict[str, dict[str, Any]] = {}
@@ -126,6 +134,16 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
             raise NotFoundError(f"layer {layer} at step {step} is damaged: {error}") from None
         # It may be cached, because the URL contains the wall time: its content never changes.
         return http_util.Respond(request, blob, "application/octet-stream", content_encoding="gzip", expires=3600)
+
+    def _losses(self, request: Request) -> Response:
+        """Validation losses by position, of every validation of a run."""
+        losses = []
+        for step in self._read(request, request.args["run"], LOSS_TAG):
+            try:
+                losses.append({"step": step.step} | unpack_losses(self._blob(request, step, 0)))
+            except ValueError as error:
+                _warn_once(f"Attention: skipping the losses of step {step.step}: {error}")
+        return _json(request, losses)
 
     def _read(self, request: Request, run: str, tag: str) -> list[BlobSequenceDatum]:
         """Read the steps of a series, in order."""
