@@ -52,7 +52,8 @@ def test_both_probes_are_scored_at_every_capture(tiny_run: Path) -> None:
         assert [capture.step for capture in written] == STEPS
         assert all(np.shape(values) == (2, 2) for capture in written for values in capture.scores.values())
     assert [len(capture.layers) for capture in by_probe["text"]] == [2, 2, 2, 2]
-    assert [len(capture.layers) for capture in by_probe["random"]] == [0, 0, 0, 2]  # maps at the last step only
+    assert [len(capture.layers) for capture in by_probe["random"]] == [2, 0, 0, 2]  # at every eighth capture, and last
+    assert ["mean_ablation" in capture.scores for capture in by_probe["text"]] == [True, False, False, True]
     assert by_probe["text"][0].series["labels"][:4] == ["<start>", "t", "h", "e"]
     assert len(by_probe["random"][0].series["labels"]) == 31  # 1 + 2 * ((32 - 1) // 2)
 

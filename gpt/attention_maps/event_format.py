@@ -24,13 +24,14 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from gpt.attention_maps.capture import Predictions
+    from gpt.attention_maps.head_roles import Role
     from gpt.attention_maps.probes import Probe
 
 PLUGIN_NAME = "attention"
 LOSS_TAG = f"{PLUGIN_NAME}/loss_by_position"
 FORMAT_VERSION = 1
 
-_PREDICTIONS = "predictions"  # beside the names of scores
+_PREDICTIONS, _ROLES = "predictions", "roles"  # beside the names of scores
 _MAX_TOKENS = 1024
 _MAX_HEADS = 2**14  # over all layers; GPT-3 175B has 9,216, whose scores take 0.6 MB
 _MAX_JSON_BYTES = 2**22
@@ -87,8 +88,12 @@ def unpack_series(content: bytes) -> dict[str, Any]:
     )
 
 
-def pack_scores(scores: Mapping[str, NDArray[np.float32]], predictions: "Predictions | None" = None) -> bytes:
-    """Pack scores, name to (L, H), and predictions, rounded to four decimals; NaN and infinity become null."""
+def pack_scores(
+    scores: Mapping[str, NDArray[np.float32]],
+    predictions: "Predictions | None" = None,
+    roles: "list[list[Role]] | None" = None,
+) -> bytes:
+    """Pack scores, name to (L, H), predictions and roles, rounded to four decimals; NaN and infinity become null."""
     content: dict[str, Any] = {name: _rounded(values) for name, values in scores.items()}
     if predictions is not None:
         content[_PREDICTIONS] = {
@@ -96,29 +101,41 @@ def pack_scores(scores: Mapping[str, NDArray[np.float32]], predictions: "Predict
             "likeliest": predictions.likeliest,
             "probabilities": _rounded(predictions.probabilities.numpy()),
         }
+    if roles is not None:
+        content[_ROLES] = [[role and [role[0], round(role[1], 4)] for role in layer] for layer in roles]
     return gzip.compress(json.dumps(content, separators=(",", ":"), ensure_ascii=False).encode(), mtime=0)
 
 
 @_damage_as_value_error()
 def unpack_scores(blob: bytes) -> dict[str, Any]:
-    """Unpack ``pack_scores``: ``scores``, name to L lists of H numbers, and ``predictions``, if there are any."""
+    """Unpack ``pack_scores``: ``scores``, name to L lists of H numbers; if written, ``predictions`` and ``roles``."""
     content = json.loads(_decompress(blob, _MAX_JSON_BYTES))
-    predictions = content.pop(_PREDICTIONS, None)
+    predictions, roles = content.pop(_PREDICTIONS, None), content.pop(_ROLES, None)
     scores = {name: np.array(values, dtype=np.float64) for name, values in content.items()}
     sink = scores["sink"]
     if len({values.shape for values in scores.values()}) != 1 or sink.ndim != 2 or not 0 < sink.size <= _MAX_HEADS:
         raise ValueError("scores of different or too many heads")
     unpacked: dict[str, Any] = {"scores": {name: _rounded(values) for name, values in scores.items()}}
     if predictions is not None:
-        numbers = {name: np.array(predictions[name], dtype=np.float64) for name in ("losses", "probabilities")}
-        labels = np.array(predictions["likeliest"])
-        if labels.dtype.kind != "U" or labels.shape != numbers["probabilities"].shape or labels.ndim != 2:
-            raise ValueError("predictions of different shapes")
-        if numbers["losses"].shape != (len(labels) - 1,):
-            raise ValueError("losses of another number of tokens")
-        rounded = {name: _rounded(values) for name, values in numbers.items()}
-        unpacked[_PREDICTIONS] = {"likeliest": predictions["likeliest"], **rounded}
+        unpacked[_PREDICTIONS] = _checked_predictions(predictions)
+    if roles is not None:
+        given = [
+            role is None or (isinstance(role[0], str) and isinstance(role[1], float)) for row in roles for role in row
+        ]
+        if not all(given) or tuple(map(len, roles)) != (sink.shape[1],) * len(sink):
+            raise ValueError("roles of another shape or type")
+        unpacked[_ROLES] = roles
     return unpacked
+
+
+def _checked_predictions(predictions: Mapping[str, Any]) -> dict[str, Any]:
+    numbers = {name: np.array(predictions[name], dtype=np.float64) for name in ("losses", "probabilities")}
+    labels = np.array(predictions["likeliest"])
+    if labels.dtype.kind != "U" or labels.shape != numbers["probabilities"].shape or labels.ndim != 2:
+        raise ValueError("predictions of different shapes")
+    if numbers["losses"].shape != (len(labels) - 1,):
+        raise ValueError("losses of another number of tokens")
+    return {"likeliest": predictions["likeliest"], **{name: _rounded(values) for name, values in numbers.items()}}
 
 
 def pack_losses(positions: list[int], losses: list[float]) -> bytes:

@@ -36,13 +36,20 @@ def head_metrics(capture: Capture) -> dict[str, Tensor]:
         "max_logit": capture.max_logits,
     }
     if capture.probe.is_repeated_random:  # T = 2P + 1 tokens; on prose these scores are noise
-        P = A.shape[-1] // 2
-        # Prefix matching, the weight on the token after the earlier copy: mean over i = P+1 .. 2P of A[i, i-P+1].
-        # Uniform: u. Source: Olsson et al. 2022, "Prefix matching"; TransformerLens, head detectors.
-        metrics["induction"] = A.diagonal(offset=1 - P, dim1=-2, dim2=-1)[..., 2:].mean(dim=-1)
+        metrics["induction"] = induction_score(A)
         # Weight on earlier copies of the query's token, summed over the copies: mean over the i that have one.
         # Uniform: u. Source: Wang et al. 2022, section 3.1; TransformerLens, head detectors.
         token_ids = torch.tensor(capture.probe.token_ids)
         copies = (token_ids[:, None] == token_ids).tril(diagonal=-1)  # (T, T)
         metrics["duplicate_token"] = (A * copies)[..., copies.any(dim=-1), :].sum(dim=-1).mean(dim=-1)
     return metrics
+
+
+def induction_score(maps: Tensor) -> Tensor:
+    """Prefix matching on a repeated random sequence of 2P + 1 tokens: (..., T, T) to (...).
+
+    The weight on the token after the earlier copy of the query's token: mean over i = P+1 .. 2P of A[i, i-P+1].
+    Uniform: u. Source: Olsson et al. 2022, "Prefix matching"; TransformerLens, head detectors.
+    """
+    P = maps.shape[-1] // 2
+    return maps.diagonal(offset=1 - P, dim1=-2, dim2=-1)[..., 2:].mean(dim=-1)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gpt.attention_maps import event_format
 from gpt.attention_maps.capture import Capture
 from gpt.attention_maps.head_metrics import head_metrics
+from gpt.attention_maps.head_roles import Role
 from gpt.errors import UserError
 from gpt.files import atomic_write
 
@@ -30,12 +32,10 @@ _SUMMARIES = {
 _IMAGE_PIXELS = 512
 
 
-def write_captures(
-    writer: SummaryWriter, step: int, captures: Sequence[Capture], random_maps: bool = True, image: bool = False
-) -> None:
-    """Write the captures of one step to a running writer, as ``summarise_captures`` packs them."""
+def write_captures(writer: SummaryWriter, step: int, captures: Sequence[Capture], **options: Any) -> None:
+    """Write the captures of one step to a running writer; options as ``summarise_captures`` takes them."""
     # One event for all values wakes the writer's thread once, and is written whole or not at all.
-    summary = summarise_captures(captures, random_maps, image)
+    summary = summarise_captures(captures, **options)
     writer._get_file_writer().add_summary(summary, step)  # type: ignore[no-untyped-call]
 
 
@@ -60,12 +60,18 @@ def write_event_file(run_dir: Path, step: int, summary: Summary) -> None:
         raise UserError(f"{path} cannot be written: {error.strerror}; choose another logdir") from None
 
 
-def summarise_captures(captures: Sequence[Capture], random_maps: bool = True, image: bool = False) -> Summary:
+def summarise_captures(
+    captures: Sequence[Capture],
+    roles: list[list[Role]] | None = None,
+    random_maps: bool = True,
+    image: bool = False,
+) -> Summary:
     """Pack the captures of one step for the Attention tab, and summaries over all heads as scalars.
 
     A score that is defined on several probes is summarised for the last of them.
 
     Args:
+        roles: of the heads, from ``head_roles``; packed with each capture.
         random_maps: whether to write the maps of the repeated random sequence, not only its scores.
         image: whether to write the last probe's maps as an image too, for a TensorBoard without the tab.
     """
@@ -76,7 +82,7 @@ def summarise_captures(captures: Sequence[Capture], random_maps: bool = True, im
         if capture.ablation is not None:
             kind, rises = capture.ablation
             scores[f"{kind}_ablation"] = rises.numpy()
-        blobs = [event_format.pack_scores(scores, capture.predictions)]
+        blobs = [event_format.pack_scores(scores, capture.predictions, roles)]
         if random_maps or not capture.probe.is_repeated_random:
             blobs += [event_format.pack_layer(layer) for layer in capture.maps.numpy()]
         tag, content = event_format.series_tag(capture.probe), event_format.pack_series(capture.probe)

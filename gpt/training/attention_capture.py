@@ -3,6 +3,7 @@
 import lightning as L
 
 from gpt.attention_maps.capture import capture_attention
+from gpt.attention_maps.head_roles import head_roles, validation_windows
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, repeated_random_probe, text_probe, token_label
 from gpt.attention_maps.writer import write_captures, write_loss_by_position
 from gpt.errors import UserError
@@ -13,9 +14,8 @@ from gpt.training.module import GPTModule
 class AttentionCapture:
     """Captures every head's attention on a text and on a repeated random sequence, without any effect on training.
 
-    Scores and predictions of both and maps of the text are written at every capture; at ``image_steps`` also an image,
-    for the Images tab; at ``ablation_steps`` the importance of each head. Maps of the random sequence are written at
-    the end, unless a run ends early on a step that was captured.
+    Scores and predictions of both and maps of the text are written at every capture; at ``ablation_steps`` also the
+    maps of the random sequence, and importance and role of each head; at ``image_steps`` an image, for the Images tab.
     """
 
     def __init__(self, data: TokenDataModule) -> None:
@@ -32,6 +32,8 @@ class AttentionCapture:
         text = text_probe(tokenizer, text_ids, "text")
         random = repeated_random_probe(tokenizer, data.val_windows.tokens.id_counts(), context_length)
         self._probes = [text] if random is None else [random, text]
+        self._random_ids = None if random is None else random.token_ids
+        self._windows = validation_windows(data.val_windows.tokens, context_length)
         self._max_steps = config.trainer.max_steps
         self._capture_steps = capture_steps(self._max_steps, config.attention_maps.captures)
         self._image_steps = image_steps(self._max_steps)
@@ -59,9 +61,11 @@ class AttentionCapture:
             return
         self._captured_step = step
         writer = trainer.logger.experiment  # type: ignore[attr-defined]
-        ablation = self._ablation if is_last or step in self._ablation_steps else None
-        captures = capture_attention(module.model, self._probes, self._label, ablation)
-        write_captures(writer, step, captures, random_maps=is_last, image=is_last or step in self._image_steps)
+        is_ablated = is_last or step in self._ablation_steps
+        captures = capture_attention(module.model, self._probes, self._label, self._ablation if is_ablated else None)
+        roles = head_roles(module.model, self._windows, self._random_ids) if is_ablated else None
+        is_drawn = is_last or step in self._image_steps
+        write_captures(writer, step, captures, roles=roles, random_maps=is_ablated, image=is_drawn)
 
 
 def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
