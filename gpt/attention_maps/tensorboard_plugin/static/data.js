@@ -22,13 +22,22 @@ export async function fetchRuns() {
   return (await get("series")).json();
 }
 
+// Validation losses by position: [{step, positions, losses}], empty if the run has none.
+export async function fetchLosses(run) {
+  try {
+    return await (await get("losses", { run })).json();
+  } catch {
+    return [];
+  }
+}
+
 // One probe in one run: its captures, sorted by step.
 export class Series {
   constructor(run, tag, metadata) {
     this.run = run;
     this.tag = tag;
     this.metadata = metadata;
-    this.captures = []; // {step, wall_time, has_maps, scores: {metric: L x H}}
+    this.captures = []; // {step, wall_time, has_maps, scores: {metric: L x H, roles}, predictions}
     this.readWallTime = null; // the server's last_wall_time when the captures were read
   }
 
@@ -39,10 +48,14 @@ export class Series {
   // Reads new captures; returns whether anything changed.
   async refresh(lastWallTime) {
     if (this.readWallTime === lastWallTime) return false;
-    const knownScores = new Map(this.captures.map((capture) => [identity(capture), capture.scores]));
+    const knownCaptures = new Map(this.captures.map((capture) => [identity(capture), capture]));
     const newest = Math.max(0, ...this.captures.map((capture) => capture.wall_time));
     let captures = await this.#read(newest);
-    for (const capture of captures) capture.scores ??= knownScores.get(identity(capture));
+    for (const capture of captures) {
+      const known = knownCaptures.get(identity(capture));
+      if (known && !capture.scores) Object.assign(capture, { scores: known.scores, predictions: known.predictions });
+      else if (capture.roles) capture.scores.roles = capture.roles;
+    }
     if (captures.some((capture) => !capture.scores)) captures = await this.#read(0); // the writer's clock was set back
     const before = this.captures.map(identity).join();
     this.captures = captures.filter((capture) => capture.scores);
@@ -54,9 +67,10 @@ export class Series {
     return (await get("captures", { run: this.run, tag: this.tag, newer_than: newerThan })).json();
   }
 
-  // Scores at a step, or at the last captured step before it.
+  // Scores at a step, or at the last captured step before it; importance and roles, which few captures have, from the
+  // last one that has them.
   scoresAt(step) {
-    return this.captures.findLast((capture) => capture.step <= step)?.scores ?? null;
+    return Object.assign({}, ...this.captures.filter((capture) => capture.step <= step).map((capture) => capture.scores));
   }
 
   // Packed maps of a layer: H x T(T+1)/2 bytes.

@@ -3,7 +3,7 @@
 import { element } from "./dom.js";
 import { css, colour, imageOf, textColourOn } from "./colours.js";
 import { headMap } from "./data.js";
-import { METRICS, formatScore, roleOf } from "./metrics.js";
+import { METRICS, formatScore, importanceOf, roleOf } from "./metrics.js";
 
 export class Grid {
   constructor(onselect) {
@@ -80,10 +80,13 @@ export class Grid {
     for (const tile of this.tiles) {
       const role = roleOf(scores, tile.layer, tile.head, size);
       tile.value = options.metric === "role" ? role?.value : scores[options.metric]?.[tile.layer]?.[tile.head];
-      const metric = options.metric === "role" ? role?.metric : options.metric;
+      const metric = options.metric;
       const name = `layer ${tile.layer}, head ${tile.head}`;
-      const description = metric ? `${METRICS[metric].name} ${formatScore(tile.value, metric)}` : "no clear role";
-      const roleName = options.metric === "role" && metric ? METRICS[metric].name : "";
+      const shownRole = role ? `${role.name} ${role.value.toFixed(2)}` : "no clear role";
+      const description = metric === "role" ? shownRole : `${METRICS[metric].name} ${formatScore(tile.value, metric)}`;
+      const roleName = (metric === "role" && role?.name) || "";
+      const importance = importanceOf(scores, tile.layer, tile.head);
+      tile.button.style.setProperty("--importance", importance ?? 0);
       tile.caption.textContent = [options.sorted ? `L${tile.layer}H${tile.head}` : "", tile.value?.toFixed(2) ?? "", roleName].join(" ").trim();
       tile.button.title = `${name}: ${description}`;
       tile.button.setAttribute("aria-label", tile.button.title);

@@ -248,11 +248,12 @@ async function draw() {
   columns.classList.toggle("comparing", state.comparing);
   const parent = state.comparing ? main.node : heads; // next to the map it is visible without scrolling
   if (main.table.node.parentNode !== parent) parent.append(main.table.node);
+  const mainPredictions = main.capture.predictions;
   const selectedToken = state.hovered ?? state.pinned ?? main.series.size - 1;
   const selected = { layer: state.layer, head: state.head };
   await Promise.all([
     main.draw(selected, options, selectedToken),
-    state.comparing && other.capture ? other.draw(selected, options, selectedToken) : null,
+    state.comparing && other.capture ? other.draw(selected, { ...options, reference: mainPredictions }, selectedToken) : null,
     grid.draw(main.series, main.capture, scores, { ...options, metric: state.metric, sorted: state.sorted, minimum: state.minimum }, selected),
   ]);
   if (main.capture) saveAddress();
@@ -264,7 +265,7 @@ function initialHead(scores) {
   scores.sink.forEach((row, layer) =>
     row.forEach((_, head) => {
       const role = roleOf(scores, layer, head, main.series.size);
-      if (role && role.metric !== "sink" && role.value > best.value) best = { layer, head, value: role.value };
+      if (role && !["sink", "first token"].includes(role.name) && role.value > best.value) best = { layer, head, value: role.value };
     }),
   );
   return { layer: best.layer, head: best.head };

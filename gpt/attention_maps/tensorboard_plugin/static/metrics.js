@@ -18,23 +18,37 @@ export const METRICS = {
   normalised_entropy: { name: "normalised entropy", isFraction: true, about: "entropy divided by its maximum; 1 is uniform attention" },
   entropy: { name: "entropy", unit: "nats", about: "mean attention entropy of the queries" },
   distance: { name: "distance", unit: "tokens", about: "mean attention distance from query to key" },
+  mean_ablation: { name: "importance", unit: "nats", about: "rise of the loss on this probe with the head's output replaced by its mean" },
+  zero_ablation: { name: "importance (zero)", unit: "nats", about: "rise of the loss on this probe with the head's output replaced by zero" },
   max_logit: { name: "largest logit", about: "largest attention logit; unbounded growth is a sign of divergence" },
 };
 
 export const MIN_ROLE_SCORE = 0.3;
 
-// {metric, value} of the role with the highest score, or null if no score reaches the threshold. A text of few tokens
-// has a higher threshold, because uniform attention has weight 1/(i+1) on the token before token i.
+// {name, value} of a head's role, or null if it has none. Event files of earlier versions have no roles: there it is
+// the highest score that reaches the threshold. A text of few tokens has a higher threshold, because uniform attention
+// has weight 1/(i+1) on the token before token i.
 export function roleOf(scores, layer, head, size) {
+  if (scores.roles) {
+    const role = scores.roles[layer]?.[head];
+    return role ? { name: role[0], value: role[1] } : null;
+  }
   let uniform = 0;
   for (let query = 1; query < size; query++) uniform += 1 / (query + 1) / (size - 1);
   const threshold = Math.min(0.9, Math.max(MIN_ROLE_SCORE, 2 * uniform));
   let best = null;
-  for (const [metric, { isRole }] of Object.entries(METRICS)) {
+  for (const [metric, { name, isRole }] of Object.entries(METRICS)) {
     const value = scores[metric]?.[layer]?.[head];
-    if (isRole && value != null && value >= threshold && value > (best?.value ?? 0)) best = { metric, value };
+    if (isRole && value != null && value >= threshold && value > (best?.value ?? 0)) best = { name, value };
   }
   return best;
+}
+
+// Importance of a head as a part of the largest, 0..1; null if it was not measured.
+export function importanceOf(scores, layer, head) {
+  const rises = scores.mean_ablation ?? scores.zero_ablation;
+  if (rises?.[layer]?.[head] == null) return null;
+  return Math.max(0, rises[layer][head]) / Math.max(1e-9, ...rises.flat());
 }
 
 export function formatScore(value, metric) {

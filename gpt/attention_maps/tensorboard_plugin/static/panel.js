@@ -3,7 +3,8 @@
 import { dropdown, element, setOptions } from "./dom.js";
 import { Series, headMap } from "./data.js";
 import { HeadView } from "./head_view.js";
-import { METRICS, roleOf } from "./metrics.js";
+import { formatScore, roleOf } from "./metrics.js";
+import { Predictions } from "./predictions.js";
 import { ScoreTable } from "./score_table.js";
 
 const PLAY_MILLISECONDS = 120;
@@ -35,8 +36,10 @@ export class Panel {
     this.followBox = element("input", { type: "checkbox", checked: true, onchange: () => this.setFollow(this.followBox.checked) });
     this.title = element("h2");
     this.badge = element("span", { className: "badge" });
+    this.importance = element("span", { className: "badge importance", title: "rise of the loss on this probe without this head" });
     this.note = element("p", { className: "note", role: "status" });
     this.view = new HeadView(onselect);
+    this.predictions = new Predictions(onselect);
     this.table = new ScoreTable((step) => this.goTo(this.series.captures.findIndex((capture) => capture.step >= step)));
     this.node = element(
       "section",
@@ -52,9 +55,10 @@ export class Panel {
         this.stepText,
         element("label", { className: "field" }, this.followBox, " follow latest"),
       ),
-      element("div", { className: "row heading" }, this.title, this.badge),
+      element("div", { className: "row heading" }, this.title, this.badge, this.importance),
       this.note,
       this.view.node,
+      this.predictions.node,
       this.table.node,
     );
   }
@@ -78,7 +82,7 @@ export class Panel {
   }
 
   get scores() {
-    return { ...this.repeatedRandom?.scoresAt(this.capture.step), ...this.capture.scores };
+    return { ...this.repeatedRandom?.scoresAt(this.capture.step), ...this.series.scoresAt(this.capture.step) };
   }
 
   // Takes the server's current list of runs, and reads new captures of the series shown.
@@ -179,7 +183,7 @@ export class Panel {
     this.playButton.textContent = "▶ play";
   }
 
-  // `options` is {scale, maskFirst, direction, dark}.
+  // `options` is {scale, maskFirst, direction, dark, reference}: the predictions to compare with.
   async draw({ layer, head }, options, selectedToken) {
     const { series, capture } = this;
     this.slider.max = series.captures.length - 1;
@@ -189,9 +193,12 @@ export class Panel {
     const inRange = capture.scores.sink[layer]?.[head] !== undefined;
     this.title.textContent = `Layer ${layer}, head ${head}`;
     const role = roleOf(this.scores, layer, head, series.size);
-    this.badge.textContent = role ? `${METRICS[role.metric].name} ${role.value.toFixed(2)}` : "no clear role";
-    this.badge.dataset.role = role?.metric ?? "";
-    this.table.draw(this.history, capture.step, layer, head);
+    this.badge.textContent = role ? `${role.name} ${role.value.toFixed(2)}` : "no clear role";
+    this.badge.dataset.role = role?.name ?? "";
+    const importance = this.scores.mean_ablation ?? this.scores.zero_ablation;
+    this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], "mean_ablation")}` : "";
+    this.importance.hidden = !importance;
+    this.table.draw(this.history, this.scores, capture.step, layer, head);
     let map = null;
     this.failed = false;
     this.note.textContent = "";
@@ -208,6 +215,7 @@ export class Panel {
       }
     }
     const token = selectedToken === null || selectedToken >= series.size ? null : selectedToken;
+    this.predictions.draw(series.metadata, capture.predictions, token, options.reference);
     this.view.draw(series.metadata, map, options, token, `attention map of layer ${layer}, head ${head}, step ${capture.step}`);
   }
 }

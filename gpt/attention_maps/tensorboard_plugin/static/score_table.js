@@ -24,8 +24,8 @@ export class ScoreTable {
     this.node = element("table", { className: "scores" }, head, this.body);
   }
 
-  // `history` is [{step, scores}] sorted by step; `step` is the current step.
-  draw(history, step, layer, head) {
+  // `history` is [{step, scores}] sorted by step; `scores` are those at the current step, `step`.
+  draw(history, scores, step, layer, head) {
     const steps = history.map((point) => point.step);
     const current = history.findLast((point) => point.step <= step) ?? history[0];
     this.ends[0].textContent = `${steps[0]}`;
@@ -43,7 +43,7 @@ export class ScoreTable {
       const high = isFraction ? 1 : Math.max(...finite);
       const y = (value) => HEIGHT - MARGIN - ((value - low) / (high - low || 1)) * (HEIGHT - 2 * MARGIN);
       const points = values.flatMap((value, i) => (value == null ? [] : [`${x(steps[i]).toFixed(1)},${y(value).toFixed(1)}`]));
-      const value = current.scores[metric]?.[layer]?.[head];
+      const value = scores[metric]?.[layer]?.[head];
       const line = svg(
         "svg",
         { class: "sparkline", width: WIDTH, height: HEIGHT, role: "img", "aria-label": trend(name, steps, values, metric) },
