@@ -6,9 +6,13 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt.cli import ArgumentParser, print_json, print_text, run
 from gpt.errors import UserError
+
+if TYPE_CHECKING:
+    from gpt.model.config import GPTConfig
 
 DESCRIPTION = """\
 Train a GPT-2 on prepared data, as a YAML config and flags of the same names say.
@@ -36,6 +40,12 @@ def parser() -> ArgumentParser:
     return parser
 
 
+def _shape_of(checkpoint: str) -> "GPTConfig":
+    from gpt.checkpoint import load_model  # takes seconds
+
+    return load_model(checkpoint)[0].config
+
+
 def body(argv: list[str]) -> int:
     """Train."""
     from gpt.training.config_parser import config_parser, parse_config  # here, where Ctrl-C is handled
@@ -52,11 +62,7 @@ def body(argv: list[str]) -> int:
     if found is not None:
         run_dir, config, flags = found
     else:
-        config = parse_config(args.config, flags)
-        if config.init_from:
-            from gpt.checkpoint import load_model
-
-            config = parse_config(args.config, flags, load_model(config.init_from)[0].config)
+        config = parse_config(args.config, flags, _shape_of)
         run_dir = new_run_dir(config, args.config.stem)
         flags = ["--config", str(args.config), *flags]
         if args.resume:
@@ -84,12 +90,13 @@ def body(argv: list[str]) -> int:
             result.val_loss_nats,
             result.val_bits_per_byte,
         )
+    prompt = TokenDataModule(config).prompt
     programs = Path(os.path.relpath(sys.executable)).parent
     log.info(
-        "next, text:      %s/python scripts/generate.py %s --prompt %s --temperature 0.8 --top-k 50",
+        "next, text:      %s/python scripts/generate.py %s --prompt%s --temperature 0.8 --top-k 50",
         programs,
         shlex.quote(result.run_dir),
-        shlex.quote(TokenDataModule(config).prompt),
+        ("=" if prompt.startswith("-") else " ") + shlex.quote(prompt),
     )
     log.info("next, attention: %s/tensorboard --logdir %s", programs, shlex.quote(config.checkpoints_dir))
     if args.json:
