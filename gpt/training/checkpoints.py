@@ -91,10 +91,10 @@ def step_checkpoints(folder: Path) -> list[Path]:
 class Interruption:
     """Stops a run early without losing a step.
 
-    A signal only sets a flag: the current step, or the validation that is due after it, is completed and saved, and the
-    process exits with 128 + the signal number. The same signal again exits at once. A signal that the process was
-    started to ignore (nohup) stays ignored. After ``max_time`` the run ends as after its last step. Ranks agree after
-    each step, on the largest of their reasons.
+    A signal only sets a flag: the current step is completed and saved, and the process exits with 128 + the signal
+    number. A validation is left and repeated by the resumed run, except that of the last step or of several ranks. The
+    same signal again exits at once. A signal that the process was started to ignore (nohup) stays ignored. After
+    ``max_time`` the run ends as after its last step. Ranks agree after each step, on the largest of their reasons.
     """
 
     def __init__(self, checkpoints: RunCheckpoints) -> None:
@@ -173,6 +173,13 @@ class Interruption:
                 name = self._checkpoints.folder.name
                 log.info("trainer.max_time reached at step %d; --resume --run_name %s continues the run", step, name)
         elif step % config.trainer.validate_every_steps != 0:
+            self._checkpoints.save(trainer)
+            self._exit(trainer)
+
+    def in_validation(self, trainer: L.Trainer) -> None:
+        """Save and exit between two batches of a validation."""
+        if self._requested > _OUT_OF_TIME and trainer.world_size == 1 and not trainer.should_stop:
+            self._reason = self._requested
             self._checkpoints.save(trainer)
             self._exit(trainer)
 

@@ -143,7 +143,7 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
         raise UserError(str(error).strip().splitlines()[-1].partition("UserError: ")[2]) from None
     except RuntimeError as error:
         if "loading state_dict" in str(error):
-            raise UserError(f"the weights of {checkpoint} do not fit its config: {str(error).split(':')[-1]}") from None
+            raise UserError(f"the weights of {checkpoint} do not fit its config: {str(error).splitlines()[-1]:.300}") from None
         if "DataLoader worker" not in str(error) and "gloo" not in str(error) and not isinstance(error, DistError):
             raise
         reason = str(error).partition(". ")[0].strip()
@@ -213,7 +213,8 @@ def _read_training_state(checkpoint: Path, config: RunConfig, data: TokenDataMod
         raise UserError(f"{error}: if you delete it, --resume continues from the run's latest other one") from None
     kinds = {"global_step": int, "optimizer_states": list, "lr_schedulers": list, "skipped_steps": list}
     kinds |= {"provenance": dict, "loops": dict, "callbacks": dict}
-    if not all(isinstance(content.get(key), kind) and content[key] not in ([], {}) for key, kind in kinds.items()):
+    is_whole = all(isinstance(content.get(key), kind) and content[key] not in ([], {}) for key, kind in kinds.items())
+    if not is_whole or content["global_step"] < 0:
         raise UserError(f"{checkpoint} has no training state; start a new run, with its weights as --init_from")
     if isinstance(saved := content["provenance"].get("config"), dict):  # older checkpoints have none
         changes({**saved, "run_name": config.run_name}, config, checkpoint)

@@ -83,7 +83,7 @@ class TrainingLog:
     def before_validation(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Stop the clock, after a progress line for this step."""
         assert isinstance(module, GPTModule)
-        if self._logged_step != trainer.global_step:
+        if self._logged_step != trainer.global_step and self._steps:
             self._read(trainer, module)
         self._clock = None
 
