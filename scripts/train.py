@@ -13,6 +13,10 @@ from gpt.errors import UserError
 
 if TYPE_CHECKING:
     from gpt.model.config import GPTConfig
+    from gpt.training.config import RunConfig
+    from gpt.training.run import RunResult
+
+log = logging.getLogger("train")
 
 DESCRIPTION = """\
 Train a GPT-2 on prepared data, as a YAML config and flags of the same names say.
@@ -57,7 +61,6 @@ def body(argv: list[str]) -> int:
         return 0
     if args.config is None:
         raise UserError("give --config FILE, for example configs/quickstart.yaml")
-    log = logging.getLogger("train")
     found = find_run(args.config, flags) if args.resume else None
     if found is not None:
         run_dir, config, flags = found
@@ -71,12 +74,21 @@ def body(argv: list[str]) -> int:
     # Imported here, since lightning takes seconds: --help and a misspelt key are answered without it.
     from dataclasses import asdict
 
-    from gpt.training.datamodule import TokenDataModule
     from gpt.training.run import train
 
     result = train(config, run_dir, flags, resume=found is not None, check_only=args.check)
     if result is None:  # only checked, or the run's first process speaks for all
         return 0
+    _report(result, config)
+    if args.json:
+        print_json(asdict(result))
+    return 0
+
+
+def _report(result: "RunResult", config: "RunConfig") -> None:
+    """Log the result, and the commands that come next."""
+    from gpt.training.datamodule import TokenDataModule
+
     if result.seconds == 0:  # it had ended before, and said so
         log.info("validation loss %.4f nats (%.4f bits per byte)", result.val_loss_nats, result.val_bits_per_byte)
     else:
@@ -99,9 +111,6 @@ def body(argv: list[str]) -> int:
         ("=" if prompt.startswith("-") else " ") + shlex.quote(prompt),
     )
     log.info("next, attention: %s/tensorboard --logdir %s", programs, shlex.quote(config.checkpoints_dir))
-    if args.json:
-        print_json(asdict(result))
-    return 0
 
 
 main = partial(run, body)  # takes argv, by default the process's; returns the exit status

@@ -71,11 +71,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         None if only checked, and on all ranks but the first.
     """
     started = time.monotonic()
-    if (given := environment_number("WORLD_SIZE", config.world_size)) != config.world_size:
-        raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
-    if not 0 <= (node := environment_number("NODE_RANK")) < (nodes := config.trainer.num_nodes):
-        raise UserError(f"the environment variable NODE_RANK is {node}; expected 0 to {nodes - 1} (trainer.num_nodes)")
-    environment_number("MASTER_PORT")  # an error before Lightning reads it
+    _check_launch(config)
     str(run_dir).encode()  # bytes that are not UTF-8 are an error: TensorBoard could not write there
     config = resolved(config, run_dir)
     data = TokenDataModule(config)
@@ -115,6 +111,15 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     )
 
 
+def _check_launch(config: RunConfig) -> None:
+    """Refuse a launcher's variables that do not fit the config, before Lightning reads them."""
+    if (given := environment_number("WORLD_SIZE", config.world_size)) != config.world_size:
+        raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
+    if not 0 <= (node := environment_number("NODE_RANK")) < (nodes := config.trainer.num_nodes):
+        raise UserError(f"the environment variable NODE_RANK is {node}; expected 0 to {nodes - 1} (trainer.num_nodes)")
+    environment_number("MASTER_PORT")
+
+
 @contextmanager
 def _lock_run_dir(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, steps_done: int) -> Iterator[None]:
     """Create or resume the run folder, and lock it; delete it again if the run ends before it has written anything."""
@@ -143,7 +148,8 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
         raise UserError(str(error).strip().splitlines()[-1].partition("UserError: ")[2]) from None
     except RuntimeError as error:
         if "loading state_dict" in str(error):
-            raise UserError(f"the weights of {checkpoint} do not fit its config: {str(error).splitlines()[-1]:.300}") from None
+            reason = str(error).splitlines()[-1].strip()
+            raise UserError(f"the weights of {checkpoint} do not fit its config: {reason:.300}") from None
         if "DataLoader worker" not in str(error) and "gloo" not in str(error) and not isinstance(error, DistError):
             raise
         reason = str(error).partition(". ")[0].strip()
