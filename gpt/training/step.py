@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from gpt.checkpoint import BEST
+from gpt.checkpoint import BEST, is_finite
 from gpt.data.windows import TrainingBatch
 from gpt.errors import UserError
 from gpt.generation.generate import Request, generate
@@ -127,6 +127,8 @@ class StepCallback(Checkpoint):
         return {"best_loss": self.checkpoints.best_loss}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if not is_finite(pl_module.parameters()):
+            self._diverged(trainer, f"the weights at step {trainer.global_step} are not finite")
         if self._is_validating:  # these counts make Lightning begin with the validation, from its first batch
             counts = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
             progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
