@@ -9,7 +9,7 @@ import re
 import warnings
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,8 @@ def load_model(path: str | Path, device: str | torch.device = "cpu") -> tuple[GP
         reason = str(error).splitlines()[-1].strip()
         raise UserError(f"the weights of {path} do not fit its config: {reason[:300]}") from None
     model.to(device).requires_grad_(False).eval()
-    if not _is_finite(model):
+    first_logits = model(torch.zeros(1, 1, dtype=torch.int64, device=device))  # (1, 1, V)
+    if not is_finite([*model.parameters(), first_logits]):
         raise UserError(f"weights or logits of {path} are not finite: it diverged in training; use another checkpoint")
     return model, tokenizer
 
@@ -115,11 +116,9 @@ def _read_weights(path: str | Path) -> tuple[GPTConfig, dict[str, torch.Tensor],
     return config, {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}, tokenizer
 
 
-def _is_finite(model: GPT) -> bool:
-    """Whether all weights, and the logits after one token, are finite."""
-    ends = [end for weight in model.state_dict().values() for end in weight.aminmax()]  # 40 times as fast as isfinite
-    logits = model(torch.zeros(1, 1, dtype=torch.int64, device=model.device))  # (1, 1, V)
-    return bool(torch.stack([*ends, *logits.aminmax()]).isfinite().all())
+def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether all values are finite; 40 times as fast as ``isfinite`` of each."""
+    return bool(torch.stack([end for tensor in tensors for end in tensor.aminmax()]).isfinite().all())
 
 
 class _SkipInitialisation(TorchFunctionMode):

@@ -49,8 +49,9 @@ def exclusive(folder: Path, message: str) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(message) from None
-        for path in folder.glob("*.tmp"):
-            path.unlink()
+        for path in folder.glob("*.*.tmp"):
+            if path.is_file():
+                path.unlink()
         _locked.add(descriptor)
         try:
             yield

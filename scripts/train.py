@@ -6,9 +6,17 @@ import shlex
 import sys
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpt.cli import ArgumentParser, print_json, print_text, run
 from gpt.errors import UserError
+
+if TYPE_CHECKING:
+    from gpt.model.config import GPTConfig
+    from gpt.training.config import RunConfig
+    from gpt.training.run import RunResult
+
+log = logging.getLogger("train")
 
 DESCRIPTION = """\
 Train a GPT-2 on prepared data, as a YAML config and flags of the same names say.
@@ -36,6 +44,12 @@ def parser() -> ArgumentParser:
     return parser
 
 
+def _shape_of(checkpoint: str) -> "GPTConfig":
+    from gpt.checkpoint import load_model  # takes seconds
+
+    return load_model(checkpoint)[0].config
+
+
 def body(argv: list[str]) -> int:
     """Train."""
     from gpt.training.config_parser import config_parser, parse_config  # here, where Ctrl-C is handled
@@ -47,16 +61,11 @@ def body(argv: list[str]) -> int:
         return 0
     if args.config is None:
         raise UserError("give --config FILE, for example configs/quickstart.yaml")
-    log = logging.getLogger("train")
     found = find_run(args.config, flags) if args.resume else None
     if found is not None:
         run_dir, config, flags = found
     else:
-        config = parse_config(args.config, flags)
-        if config.init_from:
-            from gpt.checkpoint import load_model
-
-            config = parse_config(args.config, flags, load_model(config.init_from)[0].config)
+        config = parse_config(args.config, flags, _shape_of)
         run_dir = new_run_dir(config, args.config.stem)
         flags = ["--config", str(args.config), *flags]
         if args.resume:
@@ -65,12 +74,21 @@ def body(argv: list[str]) -> int:
     # Imported here, since lightning takes seconds: --help and a misspelt key are answered without it.
     from dataclasses import asdict
 
-    from gpt.training.datamodule import TokenDataModule
     from gpt.training.run import train
 
     result = train(config, run_dir, flags, resume=found is not None, check_only=args.check)
     if result is None:  # only checked, or the run's first process speaks for all
         return 0
+    _report(result, config)
+    if args.json:
+        print_json(asdict(result))
+    return 0
+
+
+def _report(result: "RunResult", config: "RunConfig") -> None:
+    """Log the result, and the commands that come next."""
+    from gpt.training.datamodule import TokenDataModule
+
     if result.seconds == 0:  # it had ended before, and said so
         log.info("validation loss %.4f nats (%.4f bits per byte)", result.val_loss_nats, result.val_bits_per_byte)
     else:
@@ -84,17 +102,15 @@ def body(argv: list[str]) -> int:
             result.val_loss_nats,
             result.val_bits_per_byte,
         )
+    prompt = TokenDataModule(config).prompt
     programs = Path(os.path.relpath(sys.executable)).parent
     log.info(
-        "next, text:      %s/python scripts/generate.py %s --prompt %s --temperature 0.8 --top-k 50",
+        "next, text:      %s/python scripts/generate.py %s --prompt%s --temperature 0.8 --top-k 50",
         programs,
         shlex.quote(result.run_dir),
-        shlex.quote(TokenDataModule(config).prompt),
+        ("=" if prompt.startswith("-") else " ") + shlex.quote(prompt),
     )
     log.info("next, attention: %s/tensorboard --logdir %s", programs, shlex.quote(config.checkpoints_dir))
-    if args.json:
-        print_json(asdict(result))
-    return 0
 
 
 main = partial(run, body)  # takes argv, by default the process's; returns the exit status

@@ -103,6 +103,18 @@ def test_a_saved_config_loads_equal(yaml_file: Path) -> None:
         ("{a: " * 5000, [], ["not valid YAML", "recursion"]),
         ("run_name: 2024", [], ["run_name is '2024'; it must be str or null; in YAML, put it in quotes"]),
         ("run_name: on", [], ["run_name is 'True'", "put it in quotes"]),
+        ("run_name: '..'", [], ["run_name is '..'", "plain name"]),
+        ('run_name: "a\\0b"', [], ["run_name is 'a\\x00b'"]),
+        ('data: {path: "a\\0b"}', [], ["data.path is 'a\\x00b'; it must be a path"]),
+        ("init_from: ''", [], ["init_from is ''"]),
+        ("model.num_layers: 2", [], ["'model.num_layers'", "a key in its section"]),
+        ("trainer: {max_steps: 1:40}", [], ["trainer.max_steps is 1:40; write a decimal number"]),
+        ("trainer: {max_steps: 040}", [], ["trainer.max_steps is 040; write a decimal number"]),
+        ("", ["--trainer.max_steps", "1:40"], ["trainer.max_steps is 1:40; write a decimal number"]),
+        ("", ["--seed=0777"], ["seed is 0777; write a decimal number"]),
+        ("", ["--trainer.max_steps="], ["trainer.max_steps is ''; it must be int"]),
+        ("", ["--optim.betas", "[" * 1000 + "]" * 1000], ["nested too deeply"]),
+        ("model: &a {num_layers: 3}\nmodel: *a", [], ["a key is given twice"]),
         ("trainer: {max_time: 5400}", [], ["trainer.max_time is '5400'", "put it in quotes"]),
         ("optim: {learning_rate: .inf}", [], ["optim.learning_rate is inf", "finite"]),
         ("optim: {weight_decay: .inf}", [], ["optim.weight_decay is inf", "between 0 and 1000000000000"]),
@@ -132,8 +144,10 @@ def test_times_and_dates_are_text(yaml_file: Path) -> None:
 def test_the_shape_of_weights_replaces_defaults_and_not_what_is_given(yaml_file: Path) -> None:
     yaml_file.write_text("model: {num_layers: 3, dropout: 0.3}")
     shape = GPTConfig(vocab_size=99, context_length=16, d_model=24, num_layers=2, num_heads=2, dropout=0.2)
-    config = parse_config(yaml_file, ["--model.num_heads", "4"], shape)
+    config = parse_config(yaml_file, ["--model.num_heads", "4", "--init_from", "x"], {"x": shape}.__getitem__)
     assert config.model == GPTConfig(50257, 16, 24, num_layers=3, num_heads=4, dropout=0.3)
+    yaml_file.write_text("model: {d_model: 24}\ninit_from: x")  # not a multiple of the default number of heads
+    assert parse_config(yaml_file, [], {"x": shape}.__getitem__).model.num_heads == 2
 
 
 def test_a_missing_config_file_is_named(tmp_path: Path) -> None:

@@ -45,3 +45,16 @@ def test_the_prompt_is_printable_words_of_one_line(tmp_path: Path) -> None:
     assert data.opening.isprintable() is False
     assert data.prompt.isprintable()
     assert len(data.prompt) <= 24
+
+
+@pytest.mark.parametrize(
+    "text,prompt",
+    [
+        ("   \t indented\u00a0words\tand more of them here\n", "indented words and more"),
+        ("👩\u200d👩\u200d👧 a family\n", "👩"),
+        ("---\ntitle: x\n", "---"),
+        (" \u00a0\u2003\n", ""),
+    ],
+)
+def test_the_prompt_is_a_text_of_the_data(text: str, prompt: str, tmp_path: Path) -> None:
+    assert _data(tmp_path, "bytes", text * 300).prompt == prompt

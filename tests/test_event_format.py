@@ -12,10 +12,18 @@ from gpt.attention_maps.capture import Predictions
 from gpt.attention_maps.probes import Probe
 from tests.attention_events import unpack_layer
 
-VALID = gzip.compress(b'{"sink": [[0.5]]}')
-DAMAGED = bytearray(gzip.compress(b'{"sink": [[0.5]]}' * 9))
+VALID = gzip.compress(b'{"sink": [[0.5]]}', mtime=0)
+DAMAGED = bytearray(gzip.compress(b'{"sink": [[0.5]]}' * 9, mtime=0))
 DAMAGED[12] ^= 0xFF
-BLOBS = [bytes(DAMAGED), b"", b"not gzip", VALID[:-1], VALID + b"x", VALID + VALID, gzip.compress(bytes(2**23))]
+BLOBS = [
+    bytes(DAMAGED),
+    b"",
+    b"not gzip",
+    VALID[:-1],
+    VALID + b"x",
+    VALID + VALID,
+    gzip.compress(bytes(2**23), mtime=0),
+]
 SCORES = [
     *("", "[1]", "{", "{}", "[" * 2000, '{"sink": ' + "[" * 2000 + "]" * 2000 + "}", "\udcff"),
     *('{"entropy": [[1]]}', '{"sink": [[1], [1, 2]]}', '{"sink": [[1]], "entropy": [[1, 2]]}', '{"sink": [[]]}'),
@@ -60,13 +68,13 @@ def test_packing_is_deterministic() -> None:
 
 
 def test_nan_written_as_such_unpacks_as_none() -> None:
-    scores = event_format.unpack_scores(gzip.compress(b'{"sink": [[NaN, -Infinity, 1e999, 0.25]]}'))
+    scores = event_format.unpack_scores(gzip.compress(b'{"sink": [[NaN, -Infinity, 1e999, 0.25]]}', mtime=0))
     assert scores == {"scores": {"sink": [[None, None, None, 0.25]]}}
 
 
 def test_damaged_scores_are_refused() -> None:
     assert event_format.unpack_scores(VALID) == {"scores": {"sink": [[0.5]]}}
-    for blob in BLOBS + [gzip.compress(text.encode(errors="surrogateescape")) for text in SCORES]:
+    for blob in BLOBS + [gzip.compress(text.encode(errors="surrogateescape"), mtime=0) for text in SCORES]:
         with pytest.raises(ValueError, match="damaged"):
             event_format.unpack_scores(blob)
 

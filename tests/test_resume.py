@@ -4,8 +4,10 @@ import json
 import math
 import os
 import random
+import shutil
 import signal
 import subprocess
+import sys
 import time
 import types
 from collections.abc import Callable
@@ -86,13 +88,11 @@ def test_a_signal_finishes_the_step_and_saves_a_checkpoint(
         with pytest.raises(SystemExit) as stopped:
             train_tiny(tmp_path)
     assert stopped.value.code == status
-    assert read_checkpoint(tmp_path / "tiny")["global_step"] <= step
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == step
     error = capfd.readouterr().err
     assert f"{number.name}: step {step} is saved in {tmp_path / 'tiny' / 'last.ckpt'}" in error
     assert "--resume --run_name tiny" in error
-    if step == 12:  # the validation that was due has run
-        assert list(scalars(tmp_path / "tiny", "val/loss_nats")) == [12]
+    assert "val/loss_nats" not in events(tmp_path / "tiny").Tags()["scalars"]  # at step 12 the validation was left
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
     assert train_tiny(tmp_path, "--resume") == 0
     assert run_differences(tmp_path / "tiny", tiny_run) == []
@@ -272,11 +272,50 @@ def test_a_checkpoint_without_training_state_is_not_resumed(
     assert "last.ckpt has no training state" in capfd.readouterr().err
 
 
-def test_files_of_others_in_a_run_folder_are_ignored(train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path) -> None:
-    for name in ("events.out.tfevents.merged", "events.out.tfevents.", "step_x.ckpt.bak", "notes.ckpt"):
-        (tiny_copy / name).write_text("something else")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        *({"provenance": "x"}, {"global_step": "24"}, {"global_step": -5}, {"optimizer_states": []}),
+        *({"lr_schedulers": []}, {"loops": None}, {"skipped_steps": None}, {"callbacks": {}}, {"state_dict": {}}),
+    ],
+)
+def test_a_checkpoint_with_other_content_is_refused(
+    changes: dict, train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    content = read_checkpoint(tiny_copy / "last.ckpt", whole=True) | changes
+    torch.save(content, tiny_copy / "last.ckpt")
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "40") == 2
+    error = capfd.readouterr().err
+    assert "has no training state" in error or "do not fit its config" in error
+    assert "Traceback" not in error
+
+
+def test_damaged_checkpoints_are_passed_over_or_named(
+    train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(tiny_copy / "best.ckpt", tiny_copy / "step_00000024.ckpt")
+    (tiny_copy / "step_00000099.ckpt").mkdir()
+    (tiny_copy / "best.ckpt").write_bytes(b"PK")
+    (tiny_copy / "last.ckpt").write_bytes(b"PK")
+    assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "32") == 2
+    assert "last.ckpt is not a checkpoint" in (error := capfd.readouterr().err)
+    assert "if you delete it, --resume continues from the run's latest other one" in error
+    (tiny_copy / "last.ckpt").unlink()
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "32") == 0
-    assert read_checkpoint(tiny_copy / "last.ckpt")["global_step"] == 32
+    assert "step_00000024.ckpt" in capfd.readouterr().err
+
+
+def test_files_of_others_in_a_run_folder_are_ignored(train_tiny: TrainTiny, tiny_copy: Path, tmp_path: Path) -> None:
+    names = ["events.out.tfevents.merged", "events.out.tfevents.", "step_x.ckpt.bak", "notes.ckpt", "notes.tmp"]
+    names += ["step_mine.ckpt", "step_00000010_backup.ckpt"]
+    for name in names:
+        (tiny_copy / name).write_text("something else")
+    (tiny_copy / "folder.ckpt.tmp").mkdir()
+    flags = ["--trainer.max_steps", "36", "--checkpoint.keep_last", "1"]
+    assert train_tiny(tmp_path, "--resume", *flags) == 0
+    assert read_checkpoint(tiny_copy / "last.ckpt")["global_step"] == 36
+    assert {path.name for path in tiny_copy.glob("step_*")} == {*names[2:3], *names[5:], "step_00000036.ckpt"}
+    assert all((tiny_copy / name).read_text() == "something else" for name in names)
 
 
 def test_flags_with_line_breaks_are_saved(train_tiny: TrainTiny, tmp_path: Path) -> None:
@@ -318,22 +357,41 @@ def test_loader_workers_ignore_a_signal_to_the_process_group(
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 8
 
 
-def test_a_second_ctrl_c_exits_immediately(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_same_signal_again_exits_immediately(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     from gpt.training.checkpoints import Interruption, RunCheckpoints
 
     exits: list[int] = []
-    clock = [100.0]
     monkeypatch.setattr("gpt.training.checkpoints.os._exit", exits.append)
-    monkeypatch.setattr("gpt.training.checkpoints.time.monotonic", lambda: clock[0])
+    others = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP} - {number}
     with Interruption(RunCheckpoints(tmp_path, keep_last=0)).handlers():
-        os.kill(os.getpid(), signal.SIGTERM)
-        os.kill(os.getpid(), signal.SIGINT)  # the first Ctrl-C, also after a SIGTERM
-        clock[0] += 0.1
-        os.kill(os.getpid(), signal.SIGINT)  # the same Ctrl-C, sent to the process and to its group
+        for each in (*others, number, number):  # `timeout -s INT` signals the process and then its group
+            os.kill(os.getpid(), each)
+        time.sleep(0.6)
         assert exits == []
-        clock[0] += 1.0
-        os.kill(os.getpid(), signal.SIGINT)
-        assert exits == [130]
+        os.kill(os.getpid(), number)
+        time.sleep(0.2)
+        assert exits == [128 + number]
+
+
+def test_a_process_that_waits_in_c_is_ended_by_the_same_signal_again(tmp_path: Path) -> None:
+    code = (
+        "import ctypes, pathlib, sys\n"
+        "from gpt.training.checkpoints import Interruption, RunCheckpoints\n"
+        "with Interruption(RunCheckpoints(pathlib.Path('.'), 0)).handlers():\n"
+        "    print('waiting', flush=True)\n"
+        "    while True: ctypes.CDLL(None).poll(None, 0, 20_000)\n"  # Python's handlers do not run in here
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "waiting\n"
+    process.send_signal(signal.SIGTERM)
+    time.sleep(0.7)
+    process.send_signal(signal.SIGTERM)
+    assert "the same signal again stops at once" in process.communicate(timeout=10)[1]
+    assert process.returncode == 143
 
 
 def test_a_signal_during_the_agreement_of_two_processes_stops_them_at_the_next_step(

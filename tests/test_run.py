@@ -3,8 +3,10 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import types
@@ -26,7 +28,7 @@ from gpt.model.transformer import GPT
 from gpt.training.config import RunConfig
 from gpt.training.module import GPTModule
 from tests.attention_events import read_captures
-from tests.runs import TrainTiny, events, is_one_line_error, same_weights, scalars, weights
+from tests.runs import TrainTiny, at_step, events, is_one_line_error, same_weights, scalars, weights
 
 
 def test_a_run_folder_contains_config_checkpoints_and_events(tiny_run: Path) -> None:
@@ -345,6 +347,29 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run_and_replaces_no_check
     )
     # Every save that was due after step 12 followed a skipped step.
     assert [read_checkpoint(tmp_path / "tiny" / name)["global_step"] for name in ("best.ckpt", "last.ckpt")] == [10, 12]
+
+
+@pytest.mark.parametrize("end", ["save", "signal"])
+def test_weights_that_are_not_finite_replace_no_checkpoint(
+    end: str, train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    modules: list[GPTModule] = []
+    monkeypatch.setattr(GPTModule, "on_train_batch_start", lambda self, *_: modules.append(self), raising=False)
+
+    def corrupt() -> None:  # as the update of a finite gradient with a huge learning rate does
+        modules[0].model.transformer.final_norm.weight.data[3] = float("inf")
+        if end == "signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    at_step(13, corrupt, monkeypatch)
+    every = "1" if end == "save" else "4"
+    assert train_tiny(tmp_path, "--trainer.validate_every_steps", "10", "--checkpoint.every_steps", every) == 1
+    last_line = capfd.readouterr().err.splitlines()[-1]
+    best = tmp_path / "tiny" / "best.ckpt"
+    loss = scalars(tmp_path / "tiny", "val/loss_nats")[10]
+    error = f"error: the weights at step 13 are not finite; {best} has a validation loss of {loss:.4f} nats"
+    assert last_line.startswith(error)
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 12
 
 
 def test_a_run_that_diverges_before_its_first_validation_names_no_checkpoint(

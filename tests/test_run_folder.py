@@ -8,7 +8,7 @@ import torch
 
 from gpt.errors import UserError
 from gpt.training.config import RunConfig, TrainerConfig
-from gpt.training.run_folder import find_run, save_config
+from gpt.training.run_folder import find_run, is_first_process, save_config
 
 
 def _run(folder: Path, steps: int, flags: list[str], used: int, max_steps: int = 10) -> None:
@@ -74,6 +74,41 @@ def test_a_run_of_another_name_or_config_is_not_continued(name: str, flags: list
     assert _found(parent) is None
     _run(parent / "c", 10, C, used=50)
     assert _found(parent) == "c"
+
+
+def test_a_run_of_another_config_under_the_default_name_is_not_continued(parent: Path) -> None:
+    _run(parent / "c", 4, ["--config", "q.yaml", "--run_name", "c"], used=50)
+    with pytest.raises(UserError, match="is a run of another config; name the run with --run_name"):
+        _found(parent)
+    _run(parent / "c-2", 4, C, used=40)
+    assert _found(parent) == "c-2"
+
+
+@pytest.mark.parametrize("content", ['["--config"]', '"abc"', "{}", "[1]", "[[", "[" * 10_000])
+def test_a_damaged_first_line_is_named(content: str, parent: Path) -> None:
+    _run(parent / "c", 4, C, used=50)
+    (parent / "c" / "config.yaml").write_text(f"# started with the flags {content}\n")
+    with pytest.raises(UserError, match=r"first line of .*config\.yaml is damaged"):
+        _found(parent)
+
+
+def test_damaged_copies_and_links_do_not_hide_a_run(parent: Path) -> None:
+    _run(parent / "c", 4, C, used=50)
+    (parent / "c-7").symlink_to(parent / "c")
+    assert _found(parent) == "c"
+    _run(parent / "c-8", 4, C, used=60)
+    (parent / "c-8" / "last.ckpt").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"^c, c-8 in .* are unfinished; choose one with --run_name$"):
+        _found(parent)
+
+
+@pytest.mark.parametrize("value", ["abc", "1.0", "x"])
+def test_a_launcher_s_variable_that_is_not_a_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NODE_RANK", "")
+    assert is_first_process()
+    monkeypatch.setenv("NODE_RANK", value)
+    with pytest.raises(UserError, match=r"NODE_RANK is '.*'; expected a number"):
+        is_first_process()
 
 
 def test_a_numbered_run_is_found_again_after_a_resume_by_its_name(parent: Path) -> None:

@@ -93,7 +93,7 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("commas.tsv", b"text,id\ttext\na, b\tc, d\n", ["c, d"]),
     ("quotes.tsv", b'id\ttext\n1\t"a\n2\tb "c"\n3\td"\n', ['"a', 'b "c"', 'd"']),
     ("cr.TSV", b"id\ttext\r1\ta\r", ["a"]),
-    ("b.tsv.gz", gzip.compress(b'id\ttext\n1\t"a\n'), ['"a']),
+    ("b.tsv.gz", gzip.compress(b'id\ttext\n1\t"a\n', mtime=0), ['"a']),
     ("cr.jsonl", b'{"text": "a"}\r{"text": "b"}\r', ["a", "b"]),
     ("line-separator.jsonl", '{"text": "a\u2028\x85b"}\n'.encode(), ["a\u2028\x85b"]),
     ("blank.json", b" \n\r\n" + PRETTY % b"a", ["a"]),
@@ -102,13 +102,13 @@ READ: list[tuple[str, bytes, list[str]]] = [
     ("pretty.jsonl", b"\n" + PRETTY % b"a" + PRETTY % b"b", ["a", "b"]),
     ("one-line.json", b'{"text": "a"}{"text": "b"}', ["a", "b"]),
     ("array.jsonl", b'\n[{"text": "a"},\n{"text": "b"}]', ["a", "b"]),
-    ("gzip.txt", gzip.compress(b"a"), ["a"]),
-    ("gzip.jsonl", gzip.compress(b'{"text": "a"}'), ["a"]),
-    ("gzip.parquet", gzip.compress(_parquet()), ROWS),
+    ("gzip.txt", gzip.compress(b"a", mtime=0), ["a"]),
+    ("gzip.jsonl", gzip.compress(b'{"text": "a"}', mtime=0), ["a"]),
+    ("gzip.parquet", gzip.compress(_parquet(), mtime=0), ROWS),
     ("zstd", _zstd(b"a"), ["a"]),
-    ("padded.txt.gz", gzip.compress(b"a") + bytes(999), ["a"]),
-    ("padded-twice.txt.gz", gzip.compress(b"a") + bytes(99) + gzip.compress(b"b") + bytes(9), ["ab"]),
-    ("padded.parquet.gz", gzip.compress(_parquet()) + bytes(99), ROWS),
+    ("padded.txt.gz", gzip.compress(b"a", mtime=0) + bytes(999), ["a"]),
+    ("padded-twice.txt.gz", gzip.compress(b"a", mtime=0) + bytes(99) + gzip.compress(b"b", mtime=0) + bytes(9), ["ab"]),
+    ("padded.parquet.gz", gzip.compress(_parquet(), mtime=0) + bytes(99), ROWS),
     ("PK.txt", b"PK, PAR1, BZh9, Rar! and %PDF are words", ["PK, PAR1, BZh9, Rar! and %PDF are words"]),
 ]
 
@@ -153,7 +153,7 @@ NOT_TEXT: list[tuple[bytes, str]] = [
     (lzma.compress(b"text"), "compressed with xz or bzip2"),
     (bz2.compress(b"text"), "compressed with xz or bzip2"),
     (bz2.compress(b""), "compressed with xz or bzip2"),
-    (gzip.compress(gzip.compress(b"text")), "compressed twice"),
+    (gzip.compress(gzip.compress(b"text", mtime=0), mtime=0), "compressed twice"),
     (_parquet(), "Parquet"),
     (b"%PDF-1.7\n", "a PDF, PostScript or RTF document"),
     (b"{\\rtf1\\ansi", "a PDF, PostScript or RTF document"),
@@ -178,7 +178,7 @@ def test_what_is_not_text_is_refused_by_name(content: bytes, kind: str, encoding
     if kind == "binary" and encoding_errors == "replace":
         pytest.skip("bytes of no known format are replaced on request")
     for name in ("a.txt", "a", "a.csv", "a.jsonl", "a.txt.gz"):
-        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+        (tmp_path / name).write_bytes(gzip.compress(content, mtime=0) if name.endswith(".gz") else content)
         with pytest.raises(UserError, match=rf"{name} is {re.escape(kind)}.*expected text in UTF-8\. \w+") as raised:
             _texts(tmp_path / name, encoding_errors=encoding_errors)
         assert "encoding_errors" not in str(raised.value)
@@ -203,7 +203,10 @@ def test_a_plain_text_file_is_one_document(tmp_path: Path) -> None:
     text = "".join(f"line {n} é\r\n" for n in range(200_000))  # several blocks, so that characters straddle them
     for name, content in [
         ("a.txt", text.encode()),
-        ("b.md.gz", gzip.compress(text[:1000].encode()) + gzip.compress(text[1000:].encode())),  # two members
+        (
+            "b.md.gz",
+            gzip.compress(text[:1000].encode(), mtime=0) + gzip.compress(text[1000:].encode(), mtime=0),
+        ),  # two members
         ("c.zst", _zstd(text.encode())),
         ("d", text.encode()),
         ("e.txt", b"\xef\xbb\xbf" + text.encode()),
@@ -370,8 +373,8 @@ ODD_INPUT: list[tuple[str, bytes, dict[str, str], str]] = [
     ("a.txt", "text".encode("utf-16"), {}, r"a\.txt is UTF-16 .*iconv"),
     ("a.txt", b"x" * 2**20 + b"\xe2\x82", {}, r"byte 0xe2 at offset 1048576"),  # a character that ends too early
     ("a.txt", b"x" * (2**20 - 1) + b"\xe2\x28\xa1", {}, r"byte 0xe2 at offset 1048575"),  # across two blocks
-    ("a.txt.gz", gzip.compress(b"text \xff"), {}, r"a\.txt\.gz is not UTF-8: byte 0xff at offset 5"),
-    ("a.txt.gz", gzip.compress(b"text" * 9999)[:-20], {}, r"a\.txt\.gz is not valid gzip, or truncated"),
+    ("a.txt.gz", gzip.compress(b"text \xff", mtime=0), {}, r"a\.txt\.gz is not UTF-8: byte 0xff at offset 5"),
+    ("a.txt.gz", gzip.compress(b"text" * 9999, mtime=0)[:-20], {}, r"a\.txt\.gz is not valid gzip, or truncated"),
     ("a.jsonl.gz", b"", {}, r"a\.jsonl\.gz is not valid gzip, or truncated: it is empty"),
     ("a.jsonl", b'{"text": "a", "n": ' + b"1" * 5000 + b"}", {}, r"line 1 is not JSON"),
     ("a.txt.gz", b"plain text", {}, r"a\.txt\.gz is not valid gzip, or truncated"),

@@ -2,8 +2,12 @@
 
 import logging
 import os
+import re
 import shutil
 import signal
+import socket
+import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -14,6 +18,7 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.fabric.plugins import TorchCheckpointIO
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 
 from gpt.checkpoint import BEST, LAST, read_checkpoint
 from gpt.errors import UserError
@@ -27,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _NONE, _OUT_OF_TIME = -1, 0  # reasons to stop; the others are signal numbers. Ranks agree on the maximum.
+_REPORT_SECONDS = 20.0
 _SAME_REQUEST_SECONDS = 0.5  # `timeout -s INT` signals the process and then its group: two signals, one request
 
 
@@ -73,23 +79,28 @@ class RunCheckpoints:
         trainer.save_checkpoint(path)
         if self.keep_last and trainer.is_global_zero:
             _link(path, self.folder / f"step_{trainer.global_step:08d}.ckpt")
-            for old in sorted(self.folder.glob("step_*.ckpt"))[: -self.keep_last]:
+            for old in step_checkpoints(self.folder)[: -self.keep_last]:
                 old.unlink()
+
+
+def step_checkpoints(folder: Path) -> list[Path]:
+    """The saves that ``keep_last`` has kept, the earliest first."""
+    return sorted(path for path in folder.iterdir() if re.fullmatch(r"step_\d{8,}\.ckpt", path.name))
 
 
 class Interruption:
     """Stops a run early without losing a step.
 
-    A signal only sets a flag: the current step, or the validation that is due after it, is completed and saved, and the
-    process exits with 128 + the signal number. A second Ctrl-C exits at once. A signal that the process was started to
-    ignore (nohup) stays ignored. After ``max_time`` the run ends as after its last step. Ranks agree after each step,
-    on the largest of their reasons.
+    A signal only sets a flag: the current step is completed and saved, and the process exits with 128 + the signal
+    number. A validation is left and repeated by the resumed run, except that of the last step or of several ranks. The
+    same signal again exits at once. A signal that the process was started to ignore (nohup) stays ignored. After
+    ``max_time`` the run ends as after its last step. Ranks agree after each step, on the largest of their reasons.
     """
 
     def __init__(self, checkpoints: RunCheckpoints) -> None:
         self._checkpoints = checkpoints
         self._requested = self._reason = _NONE  # in this process; as all ranks have agreed
-        self._first_interrupt: float | None = None
+        self._launcher: Any = None  # of the other ranks on this machine
         self._started = time.monotonic()
 
     @contextmanager
@@ -97,10 +108,16 @@ class Interruption:
         """Handle SIGINT, SIGTERM and SIGHUP within this context."""
         previous = {number: signal.getsignal(number) for number in _SIGNALS}
         self._handled = [number for number in _SIGNALS if previous[number] != signal.SIG_IGN]
+        receiver, sender = socket.socketpair()
+        sender.setblocking(False)  # as set_wakeup_fd needs
+        previous_descriptor = signal.set_wakeup_fd(sender.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=[receiver], daemon=True).start()
         try:
             self.take_signals()
             yield
         finally:
+            signal.set_wakeup_fd(previous_descriptor)
+            sender.close()  # ends the thread
             for number, handler in previous.items():
                 signal.signal(number, handler)
 
@@ -108,6 +125,33 @@ class Interruption:
         """Set the handlers; again in ``fit``, where Lightning sets one for SIGTERM that ends the run without saving."""
         for number in _SIGNALS:
             signal.signal(number, self._handle if number in self._handled else signal.SIG_IGN)
+
+    def watch_ranks(self, launcher: Any) -> list["subprocess.Popen[bytes]"]:
+        """Watch the ranks that this process has launched, which are returned: it would wait for one that has ended."""
+        if not isinstance(launcher, _SubprocessScriptLauncher):
+            return []
+        self._launcher = launcher
+        # In place of Lightning's observer, which kills this process before it can say why.
+        for observer in (thread for thread in threading.enumerate() if thread.name == "child-process-observer"):
+            observer._child_processes = []  # type: ignore[attr-defined]
+        threading.Thread(target=self._watch_ranks, daemon=True).start()
+        return launcher.procs
+
+    def _watch_ranks(self) -> None:
+        while not any(process.poll() for process in self._launcher.procs):
+            time.sleep(1)
+        time.sleep(_REPORT_SECONDS)  # in which this process is usually told, and reports it
+        with suppress(OSError):
+            os.write(2, b"error: a process of the run has ended; --resume continues it\n")
+        self._exit_at_once(2)
+
+    def _exit_at_once(self, status: int) -> None:
+        try:
+            kill_loader_processes()
+            if self._launcher is not None:
+                self._launcher.kill(signal.SIGKILL)
+        finally:
+            os._exit(status)
 
     def exit_before_start(self) -> None:
         """Exit if a signal has been received, before there is a step to save."""
@@ -132,6 +176,13 @@ class Interruption:
             self._checkpoints.save(trainer)
             self._exit(trainer)
 
+    def in_validation(self, trainer: L.Trainer) -> None:
+        """Save and exit between two batches of a validation."""
+        if self._requested > _OUT_OF_TIME and trainer.world_size == 1 and not trainer.should_stop:
+            self._reason = self._requested
+            self._checkpoints.save(trainer)
+            self._exit(trainer)
+
     def after_validation(self, trainer: L.Trainer) -> None:
         """Exit after a validation, which is saved."""
         self._agree(trainer)
@@ -139,18 +190,20 @@ class Interruption:
             self._exit(trainer)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        if number == signal.SIGINT:
-            if self._first_interrupt is not None and now - self._first_interrupt > _SAME_REQUEST_SECONDS:
-                try:
-                    kill_loader_processes()
-                finally:
-                    os._exit(128 + number)
-            self._first_interrupt = self._first_interrupt or now
         self._requested = max(self._requested, number)
-        # os.write, because the signal may interrupt a print or a log call, or the pipe may be closed.
-        with suppress(OSError):
-            os.write(2, b"\nstopping after the current step is completed and saved\n")
+
+    def _watch(self, receiver: socket.socket) -> None:
+        """Answer signals on a thread: the main one may wait in C++ for another rank, where no Python handler runs."""
+        first: dict[int, float] = {}  # time of each signal's first
+        with receiver:
+            while number := int.from_bytes(receiver.recv(1)):
+                now = time.monotonic()
+                if number not in self._handled:
+                    continue
+                if now - first.setdefault(number, now) > _SAME_REQUEST_SECONDS:
+                    self._exit_at_once(128 + number)
+                with suppress(OSError):  # the terminal may be lost
+                    os.write(2, b"\nstopping after the current step is saved; the same signal again stops at once\n")
 
     def _agree(self, trainer: L.Trainer) -> None:
         self._reason = self._requested  # a signal from here on counts at the next step

@@ -4,10 +4,10 @@ Imports nothing heavy, so that ``train.py --help`` and a misspelt key are answer
 """
 
 import math
+import os
 import re
 from dataclasses import dataclass, field
 from operator import attrgetter
-from pathlib import Path
 from typing import Literal
 
 from gpt.errors import UserError
@@ -165,6 +165,12 @@ class RunConfig:
                 expected = f"at least {low}" if value < low and high == _LARGEST else f"between {low} and {high}"
                 raise UserError(f"{key} is {value}; it must be {expected}")
         optim, data = self.optim, self.data
+        for section, name in ((self, "checkpoints_dir"), (self, "init_from"), (data, "path")):
+            path = getattr(section, name)
+            if path is not None and (not path or "\0" in path):
+                raise UserError(f"{'data.' * (section is data)}{name} is {path!r}; it must be a path")
+            # As a shell does, but not in YAML or after `=`.
+            object.__setattr__(section, name, path and os.path.expanduser(path))  # noqa: PTH111 (that raises for ~nobody)
         if not 0 <= optim.min_learning_rate <= optim.learning_rate or not 0 < optim.learning_rate < math.inf:
             raise UserError(
                 f"optim.learning_rate is {optim.learning_rate} and optim.min_learning_rate {optim.min_learning_rate}; "
@@ -174,7 +180,7 @@ class RunConfig:
             raise UserError(f"optim.betas are {list(optim.betas)}; each must be at least 0 and below 1")
         if self.trainer.max_time is not None and not re.fullmatch(r"(\d+:)?\d+:\d\d:\d\d", self.trainer.max_time):
             raise UserError(f"trainer.max_time is {self.trainer.max_time!r}; it must be HH:MM:SS or DD:HH:MM:SS")
-        if self.run_name is not None and (not self.run_name or Path(self.run_name).name != self.run_name):
+        if self.run_name is not None and not re.fullmatch(r"(?!\.{1,2}$)[^/\0]+", self.run_name):
             raise UserError(f"run_name is {self.run_name!r}; it must be a plain name, without folders")
         if data.global_batch_size % (data.micro_batch_size * self.world_size) != 0:
             raise UserError(

@@ -3,6 +3,7 @@
 import multiprocessing
 import signal
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ class TokenDataModule(L.LightningDataModule):
     def prompt(self) -> str:
         """The first printable words of the opening."""
         line = next((line for line in self.opening.splitlines() if line.strip()), "")
-        start = "".join(filter(str.isprintable, line))[:_PROMPT_CHARACTERS]
+        start = "".join(takewhile(str.isprintable, " ".join(line.split())))[:_PROMPT_CHARACTERS]
         return start if len(start) < _PROMPT_CHARACTERS else start.rpartition(" ")[0] or start
 
     def train_dataloader(self) -> DataLoader[TrainingBatch]:

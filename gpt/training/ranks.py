@@ -45,11 +45,14 @@ class ComparedDDP(DDPStrategy):
             except BaseException as error:
                 connected.set_exception(error)
 
+        processes = self._interruption.watch_ranks(self.launcher)
         thread = threading.Thread(target=connect, daemon=True)
         thread.start()
         reminder = time.monotonic() + _FIRST_REMINDER
         while thread.is_alive():
             self._interruption.exit_before_start()
+            if ended := [rank for rank, process in enumerate(processes, start=1) if process.poll() is not None]:
+                raise UserError(f"rank {ended[0]} ended before the first step; start the run again")
             if time.monotonic() > reminder:
                 reminder += _REMINDER
                 environment = self.cluster_environment

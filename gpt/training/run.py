@@ -1,12 +1,11 @@
 """A training run from start to end."""
 
 import logging
-import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,20 @@ from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
+from gpt.training.checkpoints import step_checkpoints
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
 from gpt.training.preflight import preflight
 from gpt.training.ranks import ComparedDDP, rank_identity
-from gpt.training.run_folder import CONFIG_NAME, changes, is_first_process, make_run_dir, save_config
+from gpt.training.run_folder import (
+    CONFIG_NAME,
+    changes,
+    environment_number,
+    is_first_process,
+    make_run_dir,
+    save_config,
+)
 from gpt.training.step import StepCallback
 from gpt.training.trainer import (
     build_trainer,
@@ -64,8 +71,7 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
         None if only checked, and on all ranks but the first.
     """
     started = time.monotonic()
-    if (given := int(os.environ.get("WORLD_SIZE", config.world_size))) != config.world_size:
-        raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
+    _check_launch(config)
     str(run_dir).encode()  # bytes that are not UTF-8 are an error: TensorBoard could not write there
     config = resolved(config, run_dir)
     data = TokenDataModule(config)
@@ -105,6 +111,15 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     )
 
 
+def _check_launch(config: RunConfig) -> None:
+    """Refuse a launcher's variables that do not fit the config, before Lightning reads them."""
+    if (given := environment_number("WORLD_SIZE", config.world_size)) != config.world_size:
+        raise UserError(f"torchrun started {given} processes, but trainer.devices * num_nodes is {config.world_size}")
+    if not 0 <= (node := environment_number("NODE_RANK")) < (nodes := config.trainer.num_nodes):
+        raise UserError(f"the environment variable NODE_RANK is {node}; expected 0 to {nodes - 1} (trainer.num_nodes)")
+    environment_number("MASTER_PORT")
+
+
 @contextmanager
 def _lock_run_dir(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, steps_done: int) -> Iterator[None]:
     """Create or resume the run folder, and lock it; delete it again if the run ends before it has written anything."""
@@ -132,6 +147,9 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
             raise
         raise UserError(str(error).strip().splitlines()[-1].partition("UserError: ")[2]) from None
     except RuntimeError as error:
+        if "loading state_dict" in str(error):
+            reason = str(error).splitlines()[-1].strip()
+            raise UserError(f"the weights of {checkpoint} do not fit its config: {reason:.300}") from None
         if "DataLoader worker" not in str(error) and "gloo" not in str(error) and not isinstance(error, DistError):
             raise
         reason = str(error).partition(". ")[0].strip()
@@ -183,8 +201,11 @@ def _latest_checkpoint(run_dir: Path) -> Path | None:
     """``last.ckpt``; if it is missing, the latest other checkpoint of the run; None if there is none."""
     if (run_dir / LAST).exists():
         return run_dir / LAST
-    others = [path for path in (run_dir / BEST, *run_dir.glob("step_*.ckpt")) if path.exists()]
-    latest = max(others, key=steps_trained, default=None)
+    others: dict[Path, int] = {}
+    for path in (run_dir / BEST, *step_checkpoints(run_dir)):
+        with suppress(UserError):  # of a damaged file
+            others[path] = steps_trained(path)
+    latest = max(others, key=others.__getitem__, default=None)
     if latest:
         log.warning("%s is missing; continuing from %s", run_dir / LAST, latest)
     return latest
@@ -192,10 +213,16 @@ def _latest_checkpoint(run_dir: Path) -> Path | None:
 
 def _read_training_state(checkpoint: Path, config: RunConfig, data: TokenDataModule) -> dict[str, Any]:
     """Read the checkpoint to resume from, and refuse to resume with another config or on other data."""
-    content = read_checkpoint(checkpoint, whole=True)
-    if not content.keys() >= {"provenance", "optimizer_states", "global_step"}:
+    try:
+        content = read_checkpoint(checkpoint, whole=True)
+    except UserError as error:
+        raise UserError(f"{error}: if you delete it, --resume continues from the run's latest other one") from None
+    kinds = {"global_step": int, "optimizer_states": list, "lr_schedulers": list, "skipped_steps": list}
+    kinds |= {"provenance": dict, "loops": dict, "callbacks": dict}
+    is_whole = all(isinstance(content.get(key), kind) and content[key] not in ([], {}) for key, kind in kinds.items())
+    if not is_whole or content["global_step"] < 0:
         raise UserError(f"{checkpoint} has no training state; start a new run, with its weights as --init_from")
-    if saved := content["provenance"].get("config"):  # older checkpoints have none
+    if isinstance(saved := content["provenance"].get("config"), dict):  # older checkpoints have none
         changes({**saved, "run_name": config.run_name}, config, checkpoint)
     if not data.manifest.is_data_of(content["provenance"].get("manifest_sha256")):
         raise UserError(f"{config.data.path} is not the data that {checkpoint} was trained on; start a new run")
@@ -206,5 +233,5 @@ def _finished(run_dir: Path, content: dict[str, Any]) -> RunResult:
     """The result of a run that had finished before; not an error, so that a restart loop ends."""
     steps, nan, provenance = content["global_step"], float("nan"), content["provenance"]
     log.info("%s has completed its %d steps; a larger --trainer.max_steps continues it", run_dir, steps)
-    val_loss, bits_per_byte = (provenance[name] or nan for name in ("val_loss_nats", "val_bits_per_byte"))
+    val_loss, bits_per_byte = (provenance.get(name) or nan for name in ("val_loss_nats", "val_bits_per_byte"))
     return RunResult(str(run_dir), steps, nan, val_loss, bits_per_byte, nan, seconds=0.0)

@@ -1,5 +1,6 @@
 """The folder of a run: its name, its config, and what may change when it is resumed. Imports nothing heavy."""
 
+import errno
 import itertools
 import json
 import logging
@@ -8,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ import yaml
 from gpt.errors import UserError
 from gpt.files import atomic_write
 from gpt.training.config import RunConfig
-from gpt.training.config_parser import flat, parse_config
+from gpt.training.config_parser import flat, parse_config, parse_values, read_yaml
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
         run_dir = config_file.parent
     else:
         # The other flags may be valid only together with those of the first start.
-        named = parse_config(config_file, _split(flags, "checkpoints_dir", "run_name")[0])
+        named = parse_values(read_yaml(config_file), _split(flags, "checkpoints_dir", "run_name")[0])
         parent = Path(named.checkpoints_dir)
         run_dir = parent / named.run_name if named.run_name else _unfinished_run(parent, config_file.stem)
     if not run_dir.exists():
@@ -81,8 +83,7 @@ def find_run(config_file: Path, flags: list[str]) -> tuple[Path, RunConfig, list
     given_name, others = _split(flags, "run_name")
     all_flags = started_with if started_with[-len(others) :] == others else [*started_with, *others]
     saved = parse_config(run_dir / CONFIG_NAME, [])
-    shape = saved.model if saved.init_from else None
-    asked = parse_config(config_file, [*_split(all_flags, "config")[1], *given_name], shape)
+    asked = parse_config(config_file, [*_split(all_flags, "config")[1], *given_name], lambda _: saved.model)
     is_other_name = given_name and asked.run_name != run_dir.name  # a renamed folder is the same run
     run_name = asked.run_name if is_other_name else saved.run_name
     asked = replace(asked, run_name=run_name, checkpoints_dir=str(run_dir.parent))
@@ -132,7 +133,7 @@ def make_run_dir(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
         unfinished.rename(run_dir)
     except BaseException as error:
         shutil.rmtree(unfinished)
-        if run_dir.exists():
+        if isinstance(error, OSError) and error.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR):
             raise UserError(f"another run has just created {run_dir}; start again") from error
         raise
 
@@ -148,14 +149,20 @@ def save_config(run_dir: Path, config: RunConfig, flags: list[str]) -> None:
 
 def _unfinished_run(parent: Path, default_name: str) -> Path:
     """The only unfinished run that a config has named; if all are finished, the one that was used last."""
-    runs = {run_dir: run_dir.stat().st_mtime_ns for run_dir in parent.glob("*") if _is_named_by(run_dir, default_name)}
+    folders = {path.resolve(): path for path in sorted(parent.glob("*"), key=lambda path: not path.is_symlink())}
+    runs = {path: path.stat().st_mtime_ns for path in folders.values() if _is_named_by(path, default_name)}
+    run_dir = parent / default_name
+    if not runs and _started_with(run_dir / CONFIG_NAME) is not None:
+        raise UserError(f"{run_dir} is a run of another config; name the run with --run_name")
     if len(runs) < 2:
-        return next(iter(runs), parent / default_name)
+        return next(iter(runs), run_dir)
     from gpt.checkpoint import LAST, steps_trained  # takes seconds
 
     def is_finished(run_dir: Path) -> bool:
-        max_steps = parse_config(run_dir / CONFIG_NAME, []).trainer.max_steps
-        return (run_dir / LAST).exists() and steps_trained(run_dir / LAST) >= max_steps
+        with suppress(UserError):  # a damaged run is named with the others
+            max_steps = parse_config(run_dir / CONFIG_NAME, []).trainer.max_steps
+            return (run_dir / LAST).exists() and steps_trained(run_dir / LAST) >= max_steps
+        return False
 
     unfinished = sorted(run_dir.name for run_dir in runs if not is_finished(run_dir))
     if len(unfinished) > 1:
@@ -167,12 +174,13 @@ def _unfinished_run(parent: Path, default_name: str) -> Path:
 
 def _is_named_by(run_dir: Path, default_name: str) -> bool:
     """Whether a run has this default name, or a numbered one that ``new_run_dir`` chose for a config of this name."""
+    if not re.fullmatch(rf"{re.escape(default_name)}(-\d+)?", run_dir.name):
+        return False
     flags = _started_with(run_dir / CONFIG_NAME)
-    if flags is None or not re.fullmatch(rf"{re.escape(default_name)}(-\d+)?", run_dir.name):
+    if flags is None:
         return False
     config_name = Path(flags[1]).stem if flags[:1] == ["--config"] else default_name  # older runs did not record it
-    was_chosen = config_name == default_name and not _split(flags, "run_name")[0]
-    return was_chosen or run_dir.name == default_name
+    return config_name == default_name and (run_dir.name == default_name or not _split(flags, "run_name")[0])
 
 
 def _started_with(config_file: Path) -> list[str] | None:
@@ -182,14 +190,24 @@ def _started_with(config_file: Path) -> list[str] | None:
     first_line = config_file.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     if not first_line.startswith(_STARTED_WITH):
         return None
-    try:
-        return [str(flag) for flag in json.loads(first_line.removeprefix(_STARTED_WITH))]
-    except (json.JSONDecodeError, TypeError, RecursionError):
-        raise UserError(f"the first line of {config_file} is damaged; it must list the flags of the run") from None
+    with suppress(json.JSONDecodeError, RecursionError):
+        flags = json.loads(first_line.removeprefix(_STARTED_WITH))
+        if isinstance(flags, list) and all(isinstance(flag, str) for flag in flags) and flags != ["--config"]:
+            return flags
+    raise UserError(f"the first line of {config_file} is damaged; it must list the flags of the run")
 
 
 def is_first_process() -> bool:
     """Whether this is the first process of a run, known before the processes communicate."""
     # torchrun's, Lightning's (machine and process) and SLURM's variables: in the first process all are 0.
     names = ("RANK", "NODE_RANK", "LOCAL_RANK", "SLURM_PROCID")
-    return not any(int(os.environ.get(name, 0)) for name in names)
+    return not any(map(environment_number, names))
+
+
+def environment_number(name: str, default: int = 0) -> int:
+    """An environment variable of a launcher, such as NODE_RANK; the default if it is not set or empty."""
+    value = os.environ.get(name) or default
+    try:
+        return int(value)
+    except ValueError:
+        raise UserError(f"the environment variable {name} is {value!r}; expected a number") from None

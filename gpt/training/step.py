@@ -34,7 +34,7 @@ from typing import Any, NoReturn
 import lightning as L
 from lightning.pytorch.callbacks import Checkpoint
 
-from gpt.checkpoint import BEST
+from gpt.checkpoint import BEST, is_finite
 from gpt.data.windows import TrainingBatch
 from gpt.errors import UserError
 from gpt.generation.generate import Request, generate
@@ -65,7 +65,7 @@ class StepCallback(Checkpoint):
         self.checkpoints = RunCheckpoints(run_dir, data.config.checkpoint.keep_last)
         self.interruption = Interruption(self.checkpoints)
         self._data = data
-        self._has_started = False
+        self._has_started = self._is_validating = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._has_started = True
@@ -92,9 +92,14 @@ class StepCallback(Checkpoint):
         self.interruption.after_step(trainer, pl_module.config)
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._is_validating = True
         self.training_log.before_validation(trainer, pl_module)
 
+    def on_validation_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        self.interruption.in_validation(trainer)
+
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._is_validating = False
         assert isinstance(pl_module, GPTModule)
         assert pl_module.evaluation is not None
         self.training_log.after_validation(trainer, pl_module)
@@ -122,6 +127,14 @@ class StepCallback(Checkpoint):
 
     def state_dict(self) -> dict[str, Any]:
         return {"best_loss": self.checkpoints.best_loss}
+
+    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+        if not is_finite(pl_module.parameters()):
+            self._diverged(trainer, f"the weights at step {trainer.global_step} are not finite")
+        if self._is_validating:  # these counts make Lightning begin with the validation, from its first batch
+            counts = {"ready": 1, "started": 1, "processed": 0, "completed": 0}
+            progress = checkpoint["loops"]["fit_loop"]["epoch_loop.val_loop.batch_progress"]
+            progress |= {"total": counts, "current": counts}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.checkpoints.best_loss = state_dict["best_loss"]

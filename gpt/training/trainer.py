@@ -66,6 +66,11 @@ class _RunLogger(TensorBoardLogger):
     """TensorBoard events in the run folder itself, and no hparams.yaml next to config.yaml."""
 
     @property
+    def log_dir(self) -> str:
+        """The run folder; Lightning would expand ``~`` and ``$`` in its name."""
+        return self.root_dir
+
+    @property
     @rank_zero_experiment
     def experiment(self) -> SummaryWriter:
         """The writer of events."""

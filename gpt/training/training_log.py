@@ -17,7 +17,6 @@ from gpt.training.optim import learning_rate_factor
 
 log = logging.getLogger(__name__)
 
-_STEADY_STEPS = 10  # of which the speed is known
 _LINE_SECONDS = 10.0  # without a terminal: at most one progress line in this time
 
 
@@ -49,6 +48,7 @@ class TrainingLog:
         self._steps, self._seconds = 0, 0.0  # of training, until the clock was last read
         self._steps_at_log, self._seconds_at_log = 0, 0.0
         self._has_warned = False
+        self._started = time.monotonic()
         self._logged_step, self._next_line = -1, time.monotonic()
 
     def start(self, trainer: L.Trainer) -> None:
@@ -83,7 +83,7 @@ class TrainingLog:
     def before_validation(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         """Stop the clock, after a progress line for this step."""
         assert isinstance(module, GPTModule)
-        if self._logged_step != trainer.global_step:
+        if self._logged_step != trainer.global_step and self._steps:
             self._read(trainer, module)
         self._clock = None
 
@@ -131,8 +131,10 @@ class TrainingLog:
     def _warn_if_out_of_time(self, step: int) -> None:
         """Warn once if ``trainer.max_time`` will end the run before its learning rate has decayed."""
         options = self._config.trainer
-        last_step = step + (options.max_seconds - self._seconds) * self._steps / self._seconds
-        if self._steps < _STEADY_STEPS or self._has_warned or self._config.optim.schedule == "constant":
+        elapsed = time.monotonic() - self._started  # with validations, as max_time is measured
+        last_step = step + (options.max_seconds - elapsed) * self._steps / elapsed
+        is_steady = self._steps > options.validate_every_steps or elapsed > options.max_seconds / 4
+        if not is_steady or self._has_warned or self._config.optim.schedule == "constant":
             return
         if last_step < 0.9 * options.max_steps:
             self._has_warned = True
