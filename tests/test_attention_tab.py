@@ -111,6 +111,72 @@ def test_the_tab_is_listed_and_draws_a_map(page: "Page", served: str) -> None:
     assert (208, 208, 208) in _colours(frame)  # masked future keys
 
 
+def test_predictions_are_those_of_the_capture_and_change_with_the_step(
+    page: "Page", served: str, tiny_run: Path
+) -> None:
+    (tag,) = (tag for tag in wait_for_runs(served, {"real"})["real"] if "text" in tag)
+    captures = wait_for_captures(served, "real", tag, 4)
+    frame = _open(page, served, run="real", token=5)
+    text = frame.locator(".predictions .summary").first
+
+    def expected(capture: dict) -> str:
+        shown = capture["predictions"]
+        pairs = zip(shown["likeliest"][4], shown["probabilities"][4], strict=True)
+        return "  ".join(f"“{label}” {probability:.2f}" for label, probability in pairs)
+
+    assert expected(captures[-1]) in text.text_content()
+    assert f"loss {captures[-1]['predictions']['losses'][4]:.2f} nats" in text.text_content()
+    strengths = frame.locator(".losses .token").evaluate_all("spans => spans.map(span => span.style.background)")
+    assert strengths[0] == ""
+    for loss, colour in zip(captures[-1]["predictions"]["losses"], strengths[1:], strict=True):
+        strength = float(re.findall(r"[\d.]+", colour)[-1]) if "rgba" in colour else 1
+        assert strength == pytest.approx(min(1, loss / 6), abs=0.006)
+    _move_slider(frame, 0)
+    _wait_for(page, text.text_content, lambda content: expected(captures[0]) in content)
+
+
+def test_importance_is_a_badge_a_frame_a_score_and_a_curve(page: "Page", served: str) -> None:
+    (tag,) = (tag for tag in wait_for_runs(served, {"real"})["real"] if "text" in tag)
+    rises = wait_for_captures(served, "real", tag, 4)[-1]["scores"]["mean_ablation"]
+    frame = _open(page, served, run="real", layer=1, head=0)
+    assert frame.locator(".importance").first.inner_text() == f"importance {rises[1][0]:.2f} nats"
+    frames = frame.locator(".tile").evaluate_all(
+        "tiles => tiles.map(tile => Number(tile.style.getPropertyValue('--importance')))"
+    )
+    flat = rises[0] + rises[1]
+    assert frames == pytest.approx([max(0, rise) / max(flat) for rise in flat], abs=1e-6)
+    row = frame.locator("tr", has_text="importance").first
+    assert f"{rises[1][0]:.2f} nats" in row.inner_text()
+    assert len(row.locator("polyline").get_attribute("points").split()) == 2  # measured at steps 0 and 30
+    frame.locator("select:has(option[value='mean_ablation'])").select_option("mean_ablation")
+    frame.get_by_label("sort by score").check()
+    best = max(range(4), key=flat.__getitem__)
+    first = frame.locator(".tile").first
+    _wait_for(page, first.inner_text, lambda caption: caption.startswith(f"L{best // 2}H{best % 2}"))
+
+
+def test_roles_are_those_that_were_measured(page: "Page", served: str) -> None:
+    (tag,) = (tag for tag in wait_for_runs(served, {"real"})["real"] if "text" in tag)
+    roles = wait_for_captures(served, "real", tag, 4)[-1]["roles"]
+    frame = _open(page, served, run="real", layer=0, head=1)
+    role = roles[0][1]
+    expected = f"{role[0]} {role[1]:.2f}" if role else "no clear role"
+    assert frame.locator(".badge").first.inner_text() == expected
+
+
+def test_the_loss_by_position_is_drawn_for_each_validation(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real", step=12)
+    lines = frame.locator(".loss-chart polyline")
+    _wait_for(page, lines.count, lambda count: count == 3)
+    assert lines.evaluate_all("lines => lines.map(line => line.dataset.step)") == ["24", "30", "12"]
+    assert frame.locator(".loss-chart polyline.current").get_attribute("data-step") == "12"
+    heights = [float(point.split(",")[1]) for point in lines.last.get_attribute("points").split()]
+    assert len(heights) > 10
+    assert len({*heights}) > 5
+    frame = _open(page, served, run="long")  # has no validations
+    assert not frame.locator(".losses-by-position").first.is_visible()
+
+
 def test_the_slider_changes_the_map_and_the_address(page: "Page", served: str) -> None:
     frame = _open(page, served, run="real")
     last = _map_image(frame)

@@ -137,8 +137,10 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
 
     def _losses(self, request: Request) -> Response:
         """Validation losses by position, of every validation of a run."""
-        losses = []
-        for step in self._read(request, request.args["run"], LOSS_TAG):
+        losses: list[dict[str, Any]] = []
+        run = request.args["run"]
+        listed = self._data.list_blob_sequences(**_scope(request), run_tag_filter=_filter(run, LOSS_TAG))
+        for step in self._read(request, run, LOSS_TAG) if run in listed else ():
             try:
                 losses.append({"step": step.step} | unpack_losses(self._blob(request, step, 0)))
             except ValueError as error:

@@ -24,11 +24,7 @@ export async function fetchRuns() {
 
 // Validation losses by position: [{step, positions, losses}], empty if the run has none.
 export async function fetchLosses(run) {
-  try {
-    return await (await get("losses", { run })).json();
-  } catch {
-    return [];
-  }
+  return (await get("losses", { run })).json();
 }
 
 // One probe in one run: its captures, sorted by step.

@@ -112,7 +112,7 @@ function build() {
       controls.maskFirst.field,
       controls.compare.field,
     ),
-    element("p", { className: "legend" }, "Rows are queries, columns are keys, brightness is attention weight. Grey: masked future keys."),
+    element("p", { className: "legend" }, "Rows are queries, columns are keys, brightness is attention weight. Grey: masked future keys. Pink frame: importance of a head, as a part of the largest."),
     columns,
     caution,
     about(),
@@ -129,8 +129,9 @@ function about() {
     element(
       "p",
       {},
-      `A head's role is the highest of its previous token, sink, induction and duplicate token scores, if that is at least ` +
-        `${MIN_ROLE_SCORE} and, in a short text, twice the score of uniform attention. ` +
+      "A head's role is the kind of token with the largest mean attention weight on windows of the validation split, if " +
+        `that is at least ${MIN_ROLE_SCORE} and three times that of uniform attention. Its importance is the rise of the ` +
+        "loss on this probe when its output is replaced by its mean over the positions, measured at every eighth capture. " +
         "Token 0 is the end-of-text that begins every document; many heads use it as an attention sink.",
     ),
     element("dl", {}, ...entries),

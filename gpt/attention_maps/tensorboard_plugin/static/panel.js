@@ -1,8 +1,9 @@
 // One view: a run, a probe, a step, and the selected head.
 
 import { dropdown, element, setOptions } from "./dom.js";
-import { Series, headMap } from "./data.js";
+import { Series, fetchLosses, headMap } from "./data.js";
 import { HeadView } from "./head_view.js";
+import { LossChart } from "./loss_chart.js";
 import { formatScore, roleOf } from "./metrics.js";
 import { Predictions } from "./predictions.js";
 import { ScoreTable } from "./score_table.js";
@@ -36,6 +37,8 @@ export class Panel {
     this.followBox = element("input", { type: "checkbox", checked: true, onchange: () => this.setFollow(this.followBox.checked) });
     this.title = element("h2");
     this.badge = element("span", { className: "badge" });
+    this.losses = []; // by position, of each validation of the run
+    this.lossChart = new LossChart();
     this.importance = element("span", { className: "badge importance", title: "rise of the loss on this probe without this head" });
     this.note = element("p", { className: "note", role: "status" });
     this.view = new HeadView(onselect);
@@ -60,6 +63,7 @@ export class Panel {
       this.view.node,
       this.predictions.node,
       this.table.node,
+      this.lossChart.node,
     );
   }
 
@@ -75,14 +79,16 @@ export class Panel {
 
   // Scores per step; scores that only the repeated random sequence defines come from that series.
   get history() {
-    return this.series.captures.map((capture) => ({
-      step: capture.step,
-      scores: { ...this.repeatedRandom?.scoresAt(capture.step), ...capture.scores },
-    }));
+    return this.series.captures.map(({ step, scores }) => ({ step, scores: { ...this.#randomScores(step), ...scores } }));
   }
 
   get scores() {
-    return { ...this.repeatedRandom?.scoresAt(this.capture.step), ...this.series.scoresAt(this.capture.step) };
+    return { ...this.#randomScores(this.capture.step), ...this.series.scoresAt(this.capture.step) };
+  }
+
+  #randomScores(step) {
+    const { induction, duplicate_token } = this.repeatedRandom?.scoresAt(step) ?? {};
+    return induction ? { induction, duplicate_token } : {};
   }
 
   // Takes the server's current list of runs, and reads new captures of the series shown.
@@ -140,6 +146,8 @@ export class Panel {
       shown.map((series) => series.refresh(this.runs[series.run][series.tag].last_wall_time)),
     );
     if (this.follow) this.step = this.series.captures.at(-1)?.step ?? null;
+    if (changed.some(Boolean) || this.lossesOf !== this.series.run) this.losses = await fetchLosses(this.series.run);
+    this.lossesOf = this.series.run;
     return changed.some(Boolean);
   }
 
@@ -199,6 +207,7 @@ export class Panel {
     this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], "mean_ablation")}` : "";
     this.importance.hidden = !importance;
     this.table.draw(this.history, this.scores, capture.step, layer, head);
+    this.lossChart.draw(this.losses, capture.step);
     let map = null;
     this.failed = false;
     this.note.textContent = "";
