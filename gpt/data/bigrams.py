@@ -11,8 +11,8 @@ def bigram_texts() -> Iterator[str]:
     """Generate 3,000 texts of 512 characters that only an induction head predicts; always the same ones.
 
     Each text has 16 of 64 characters and its own successor of each, a random permutation. The next character is the
-    successor with probability 0.85, else any of the 16. So a bigram holds in one text alone, and has to be read from
-    its last occurrence, at a random distance. At a fixed distance, attention to that distance would be enough.
+    successor with probability 0.85, else any of the 16. So a bigram holds in one text alone, and repeats at random
+    distances; at fixed distances, attention by position would be enough.
 
     Source: Bietti et al. 2023, "Birth of a Transformer", section 3; Edelman et al. 2024, "Statistical Induction Heads".
     """
