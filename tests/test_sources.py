@@ -10,8 +10,10 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -245,6 +247,26 @@ def test_pydocs_is_the_interpreters_language_reference() -> None:
     texts = _texts("pydocs")
     assert set(texts) == set(topics.values())
     assert any('"import"' in text for text in texts)
+
+
+def test_bigrams_are_3000_texts_of_16_out_of_64_characters_and_always_the_same() -> None:
+    texts = _texts("bigrams")
+    assert texts == _texts("bigrams")
+    assert len(set(texts)) == 3_000
+    assert {len(text) for text in texts} == {512}
+    assert max(len(set(text)) for text in texts) == 16
+    assert len(set("".join(texts))) == 64
+
+
+def test_a_bigram_holds_in_one_text_alone_and_repeats_at_random_distances() -> None:
+    texts = _texts("bigrams")
+    for text in texts[:100]:
+        assert sum(count for _, count in Counter(pairwise(text)).most_common(16)) > 0.75 * 511
+    pairs = sum((Counter(pairwise(text)) for text in texts), Counter[tuple[str, str]]())
+    p = np.array(list(pairs.values())) / pairs.total()
+    assert -(p * np.log(p)).sum() > 0.99 * np.log(64**2)  # over all texts, a character hardly predicts the next
+    distances = Counter(i - text.rfind(text[i], 0, i) for text in texts[:500] for i in range(256, 512))
+    assert max(distances.values()) < 0.1 * distances.total()
 
 
 def test_folders_and_globs_are_read_in_the_order_of_paths(tmp_path: Path) -> None:

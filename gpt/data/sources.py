@@ -18,6 +18,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from gpt.data.bigrams import bigram_texts
 from gpt.data.documents import Document, PrepareOptions, base_suffix, counted, decode_file, decompress, not_utf8_error
 from gpt.data.manifest import MANIFEST_NAME
 from gpt.errors import UserError
@@ -25,6 +26,7 @@ from gpt.errors import UserError
 log = logging.getLogger(__name__)
 
 PYDOCS = "pydocs"
+BIGRAMS = "bigrams"
 HUB = "hf:"
 
 _BATCH_ROWS = 1000
@@ -37,11 +39,12 @@ def find_sources(sources: list[str]) -> list[str | Path]:
     """Find the files of the sources, in the order given, the files of a folder in the order of their paths.
 
     A source is a file, a folder (searched recursively), a glob, a folder that ``datasets`` wrote, or, returned as it
-    is, ``hf:NAME[:CONFIG]`` or ``pydocs``: the Python language reference included in every interpreter.
+    is, ``hf:NAME[:CONFIG]``, ``pydocs``: the Python language reference included in every interpreter, or ``bigrams``:
+    see ``gpt.data.bigrams``.
     """
     found: list[str | Path] = []
     for source in sources:
-        found += [source] if source == PYDOCS or source.startswith(HUB) else _find_files(source)
+        found += [source] if source in (PYDOCS, BIGRAMS) or source.startswith(HUB) else _find_files(source)
     return found
 
 
@@ -55,6 +58,9 @@ def read_documents(sources: Iterable[str | Path], options: PrepareOptions) -> It
         if source == PYDOCS:
             for name, text in sorted(import_module("pydoc_data.topics").topics.items()):
                 yield Document.from_text(f"{PYDOCS}:{name}", text, options)
+        elif source == BIGRAMS:
+            for number, text in enumerate(bigram_texts()):
+                yield Document.from_text(f"{BIGRAMS}:{number}", text, options)
         elif isinstance(source, str) or source.is_dir():
             yield from _dataset_documents(str(source).removeprefix(HUB), options)
         elif read_rows := _ROW_READERS.get(base_suffix(source)):
@@ -68,7 +74,7 @@ def _find_files(source: str) -> list[Path]:
     # glob, because Path.glob does not take absolute patterns.
     matches = [path] if path.exists() else [Path(match) for match in glob.glob(source, recursive=True)]  # noqa: PTH207
     if not matches:
-        raise UserError(f"there is no file or folder {source}; expected a path, a glob, {HUB}NAME or {PYDOCS}")
+        raise UserError(f"there is no file or folder {source}; expected a path, a glob, {HUB}NAME, pydocs or bigrams")
     in_folders = (file for match in matches if match.is_dir() for file in _find_files_in_folder(match))
     if files := sorted({*in_folders, *(match for match in matches if match.is_file())}):
         return files
