@@ -1,6 +1,6 @@
-"""Take the README's images of the Attention tab, from the quickstart run: python -m tests.screenshots checkpoints.
+"""Take the images of the Attention tab in docs/images: python -m tests.screenshots checkpoints.
 
-Needs Chromium and a finished run named quickstart.
+Needs Chromium and finished runs named quickstart and induction.
 """
 
 import io
@@ -19,24 +19,33 @@ HEAD = {"run": "quickstart", "layer": 0, "head": 1, "token": 35}
 
 
 def main(logdir: Path) -> None:
-    """Take both images."""
+    """Take all images."""
     with tensorboard(logdir) as address, sync_playwright() as playwright:
-        wait_for_runs(address, {"quickstart"})
+        series = wait_for_runs(address, {"quickstart", "induction"})["induction"]
+        random = next(tag for tag in series if "random" in tag)
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1360, "height": 1250})
         _open(page, f"{address}/", HEAD | {"step": 720})
         _save(page.screenshot(), "attention_tab")
         alone = f"{address}/data/plugin_entry.html?name=attention"
-        _open(page, alone, HEAD | {"step": 720, "compare": 1, "run2": "quickstart", "step2": 149})
-        panels = page.locator("section.panel")
-        first, second = panels.nth(0).bounding_box(), panels.nth(1).bounding_box()
-        assert first is not None
-        assert second is not None
-        width = second["x"] + second["width"] - first["x"]
-        clip = {"x": first["x"], "y": first["y"], "width": width, "height": first["height"]}
-        _save(page.screenshot(clip=clip, full_page=True), "attention_tab_compared")
+        _open(page, alone, HEAD | {"step": 720, "compare": 1, "run2": "quickstart", "step2": 146})
+        _save_panels(page, "attention_tab_compared")
+        view = {"run": "induction", "layer": 1, "head": 0, "token": 50, "probe": random, "probe2": random}
+        _open(page, alone, view | {"step": 1482, "compare": 1, "run2": "induction", "step2": 1790})
+        _save_panels(page, "induction")
         page.goto("about:blank")
         browser.close()
+
+
+def _save_panels(page: Page, name: str) -> None:
+    """Save both views side by side."""
+    panels = page.locator("section.panel")
+    first, second = panels.nth(0).bounding_box(), panels.nth(1).bounding_box()
+    assert first is not None
+    assert second is not None
+    width = second["x"] + second["width"] - first["x"]
+    clip = {"x": first["x"], "y": first["y"], "width": width, "height": first["height"]}
+    _save(page.screenshot(clip=clip, full_page=True), name)
 
 
 def _open(page: Page, address: str, view: dict[str, Any]) -> None:
