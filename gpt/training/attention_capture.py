@@ -14,7 +14,7 @@ from gpt.training.module import GPTModule
 class AttentionCapture:
     """Captures every head's attention on a text and on a repeated random sequence, without any effect on training.
 
-    Scores and predictions of both and maps of the text are written at every capture; at ``ablation_steps`` also the
+    Scores and predictions of both and maps of the text are written at every capture; at ``full_capture_steps`` also the
     maps of the random sequence, and importance and role of each head; at ``image_steps`` an image, for the Images tab.
     """
 
@@ -37,7 +37,7 @@ class AttentionCapture:
         self._max_steps = config.trainer.max_steps
         self._capture_steps = capture_steps(self._max_steps, config.attention_maps.captures)
         self._image_steps = image_steps(self._max_steps)
-        self._ablation_steps = ablation_steps(self._capture_steps)
+        self._full_steps = full_capture_steps(self._capture_steps)
         self._ablation = None if config.attention_maps.ablation == "none" else config.attention_maps.ablation
         self._label = token_label(tokenizer)
         self._captured_step = -1
@@ -61,11 +61,11 @@ class AttentionCapture:
             return
         self._captured_step = step
         writer = trainer.logger.experiment  # type: ignore[attr-defined]
-        is_ablated = is_last or step in self._ablation_steps
-        captures = capture_attention(module.model, self._probes, self._label, self._ablation if is_ablated else None)
-        roles = head_roles(module.model, self._windows, self._random_ids) if is_ablated else None
+        is_full = is_last or step in self._full_steps
+        captures = capture_attention(module.model, self._probes, self._label, self._ablation if is_full else None)
+        roles = head_roles(module.model, self._windows, self._random_ids) if is_full else None
         is_drawn = is_last or step in self._image_steps
-        write_captures(writer, step, captures, roles=roles, random_maps=is_ablated, image=is_drawn)
+        write_captures(writer, step, captures, roles=roles, random_maps=is_full, image=is_drawn)
 
 
 def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
@@ -80,8 +80,8 @@ def capture_steps(max_steps: int, captures: int) -> frozenset[int]:
     return frozenset({*powers, *(round(max_steps * (i + 1) / (evenly + 1)) for i in range(evenly))})
 
 
-def ablation_steps(capture_steps: frozenset[int]) -> frozenset[int]:
-    """Every eighth capture and the last: an ablation takes as long as several captures."""
+def full_capture_steps(capture_steps: frozenset[int]) -> frozenset[int]:
+    """Every eighth capture and the last: ablation and roles take as long as several captures."""
     return frozenset({*sorted(capture_steps)[::8], max(capture_steps)})
 
 
