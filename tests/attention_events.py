@@ -19,6 +19,8 @@ class WrittenCapture:
     step: int
     series: dict[str, Any]
     scores: dict[str, list[list[float]]]
+    predictions: dict[str, Any] | None
+    roles: list[list[Any]] | None
     layers: list[bytes]
 
 
@@ -37,9 +39,9 @@ def read_captures(run_dir: Path) -> dict[str, list[WrittenCapture]]:
                     continue
                 series = event_format.unpack_series(contents[value.tag])
                 scores, *layers = value.tensor.string_val
-                captures.setdefault(value.tag, []).append(
-                    WrittenCapture(event.step, series, event_format.unpack_scores(scores)["scores"], layers)
-                )
+                content = event_format.unpack_scores(scores)
+                rest = content.get("predictions"), content.get("roles"), layers
+                captures.setdefault(value.tag, []).append(WrittenCapture(event.step, series, content["scores"], *rest))
     return captures
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt.attention_maps.ablation import ablate_heads
 from gpt.attention_maps.capture import attention_maps
 from gpt.checkpoint import load_model, read_checkpoint
 from gpt.generation.generate import Request, generate
@@ -38,6 +39,12 @@ def test_prompts_are_captured(tiny_run: Path, tmp_path: Path, capfd: pytest.Capt
     assert training in captures
     (written,) = (w for (w,) in captures.values() if w.series["labels"][1:4] == ["t", "w", "o"])
     assert written.step == 30
+    assert written.scores["mean_ablation"] == pytest.approx(
+        ablate_heads(model, [tokenizer.eot_id, *b"two bottles"]), abs=1e-4
+    )
+    assert written.predictions is not None
+    assert len(written.predictions["losses"]) == 11
+    assert written.roles == read_captures(tiny_run)[training][-1].roles  # on the same windows of the validation split
     assert abs(unpack_layer(written.layers[1], 2) - maps[1].numpy()).max() < 0.004
 
 

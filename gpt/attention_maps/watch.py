@@ -10,8 +10,10 @@ import numpy as np
 import torch
 import yaml
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gpt.attention_maps.capture import capture_attention
+from gpt.attention_maps.head_roles import head_roles, validation_windows
 from gpt.attention_maps.probes import MAX_PROBE_TOKENS, Probe, repeated_random_probe, text_probe, token_label
 from gpt.attention_maps.writer import summarise_captures, write_event_file
 from gpt.checkpoint import load_model, steps_trained
@@ -35,7 +37,8 @@ def watch_prompts(
 ) -> Path:
     """Continue the prompts as requested, and write their attention maps and those of a repeated random sequence.
 
-    With them go the model's predictions, and the importance of each head by this kind of ablation.
+    With them go the model's predictions, the importance of each head by this kind of ablation, and its role: on the
+    validation data of the run, or on the first prompt if there are none.
 
     Returns the folder that was written. Each model and training step has its own in ``logdir``, with a hash of both in
     its name: TensorBoard shows one of several models in a folder, and drops the events of steps after an earlier one.
@@ -44,7 +47,10 @@ def watch_prompts(
     probes = _text_probes(model, tokenizer, prompts, request, seed)
     path = Path(checkpoint).resolve()
     folder = path.parent if path.is_file() else path  # does not exist if checkpoint is a name on the Hub
-    random = repeated_random_probe(tokenizer, _id_counts(folder, tokenizer), model.config.context_length)
+    on_first_prompt = torch.tensor([probes[0].token_ids]), np.ones(tokenizer.vocab_size)
+    windows, counts = _validation_data(folder, tokenizer, model.config.context_length) or on_first_prompt
+    random = repeated_random_probe(tokenizer, counts, model.config.context_length)
+    roles = head_roles(model, windows, None if random is None else random.token_ids)
     if random is not None:
         probes.insert(0, random)  # first, because summaries and the image are those of the last probe
     step = steps_trained(checkpoint)
@@ -58,7 +64,7 @@ def watch_prompts(
     if step:
         name += f"-step{step}"
     run_dir = logdir / f"{name}-{_sha256(model, tokenizer, step)[:8]}"
-    write_event_file(run_dir, step, summarise_captures(captures, image=True))
+    write_event_file(run_dir, step, summarise_captures(captures, roles, image=True))
     return run_dir
 
 
@@ -91,16 +97,17 @@ def _text_probes(model: GPT, tokenizer: Tokenizer, prompts: Sequence[str], reque
     return probes
 
 
-def _id_counts(folder: Path, tokenizer: Tokenizer) -> NDArray[Any]:
-    """Count the ids in the validation data of a run, as training does; all ones if there is none."""
+def _validation_data(folder: Path, tokenizer: Tokenizer, context_length: int) -> tuple[Tensor, NDArray[Any]] | None:
+    """Windows of the validation data of a run, and its ids counted, as training takes them; None without data."""
     config = folder / "config.yaml"
     if config.is_file():
         try:
             data = Path(yaml.safe_load(config.read_text(encoding="utf-8"))["data"]["path"])
             manifest = Manifest.load(data)
             manifest.check_tokenizer(tokenizer)
-            return SplitTokens(data, manifest, "val").id_counts()
+            tokens = SplitTokens(data, manifest, "val")
+            return validation_windows(tokens, context_length), tokens.id_counts()
         except Exception as error:  # a file of this name may be another program's, and hold anything
             reason = " ".join(f"{config}: {error}".split())
             log.info("sampling the random sequence from the whole vocabulary: %.300s", reason)
-    return np.ones(tokenizer.vocab_size)
+    return None
