@@ -87,6 +87,8 @@ def run(main: Callable[[list[str]], int], argv: list[str] | None = None) -> int:
             message = f"{error.object[:500]!r} is not UTF-8; expected a text or path that is"
         elif isinstance(error, OSError) and error.errno == errno.EBADF:
             message = "standard input or output is closed; expected an open one"
+        elif isinstance(error, OSError) and error.errno == errno.EMFILE:
+            message = "too many open files; raise the limit, for example with ulimit -n 1024"
         elif isinstance(error, OSError) and error.strerror:
             message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror
         log.error("error: %s", _with_flags(" ".join(message.split()), argv))

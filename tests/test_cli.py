@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import io
 import json
@@ -239,3 +240,11 @@ def test_a_terminal_of_any_size_gets_a_bar(size: tuple[int, int], monkeypatch: p
         assert list(progress("abc", 3, "letters")) == ["a", "b", "c"]
         stderr.flush()
         assert b"0/3" in os.read(reader.fileno(), 10_000)
+
+
+def test_too_many_open_files_say_how_to_raise_the_limit(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(argv: list[str]) -> int:
+        raise OSError(errno.EMFILE, "Too many open files", "shard_00033.bin")
+
+    assert run(body, []) == 2
+    assert capsys.readouterr().err == "error: too many open files; raise the limit, for example with ulimit -n 1024\n"

@@ -28,7 +28,7 @@ SPLITS = ("train", "val")
 FORMAT_VERSION = 2
 
 _CHUNK_TOKENS = 2**20  # read at a time
-_MAX_OPEN_SHARDS = 100  # per split
+_MAX_OPEN_SHARDS = 32  # per split
 
 
 @dataclass(frozen=True)
