@@ -13,7 +13,7 @@ from gpt.checkpoint import read_checkpoint
 from gpt.training.training_log import TrainingLog
 
 TrainTiny = Callable[..., int]
-TAGS = ("train/loss_nats", "train/learning_rate", "train/gradient_norm", "val/loss_nats", "val/perplexity")
+TAGS = ("loss/train_nats", "optimizer/learning_rate", "optimizer/gradient_norm", "loss/val_nats", "loss/val_perplexity")
 
 
 def events(run_dir: Path) -> EventAccumulator:

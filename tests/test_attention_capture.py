@@ -79,18 +79,18 @@ def test_the_last_capture_is_of_the_final_weights(tiny_run: Path) -> None:
 
 def test_summaries_over_heads_follow_from_the_scores(tiny_run: Path) -> None:
     run = events(tiny_run)
-    tags = [tag for tag in run.Tags()["scalars"] if tag.startswith("heads/")]
+    tags = [tag for tag in run.Tags()["scalars"] if tag.startswith("scores/")]
     assert 8 <= len(tags) <= 16
     captures = read_captures(tiny_run)
     (random,) = (written for written in captures.values() if written[0].series["probe"] == "random")
-    induction = scalars(tiny_run, "heads/induction_max")
+    induction = scalars(tiny_run, "scores/induction_max")
     assert list(induction) == STEPS
     for capture in random:
         assert induction[capture.step] == pytest.approx(np.max(capture.scores["induction"]), abs=6e-5)
 
 
 def test_a_tensorboard_without_the_tab_shows_images(tiny_run: Path) -> None:
-    images = events(tiny_run).Images("attention/all_heads")
+    images = events(tiny_run).Images("thumbnails/all_heads")
     assert [image.step for image in images] == STEPS
     assert images[0].encoded_image_string != images[-1].encoded_image_string
 
@@ -105,7 +105,7 @@ def test_options_of_the_captures_do_not_affect_training(
 ) -> None:
     assert train_tiny(tmp_path, *flags) == 0
     assert same_weights(tmp_path / "tiny", tiny_run)
-    assert scalars(tmp_path / "tiny", "train/loss_nats") == scalars(tiny_run, "train/loss_nats")
+    assert scalars(tmp_path / "tiny", "loss/train_nats") == scalars(tiny_run, "loss/train_nats")
     first, second = (
         {tag: [capture.step for capture in written] for tag, written in read_captures(run).items()}
         for run in (tiny_run, tmp_path / "tiny")

@@ -1,15 +1,29 @@
 """The Attention tab end to end: Chromium, a running TensorBoard, and a trained run."""
 
+import csv
 import gzip
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
 import pytest
+from PIL import Image
 
+from gpt.attention_maps.probes import Probe
 from tests.conftest import chromium
-from tests.serving import tensorboard, wait_for_captures, wait_for_runs, write_run, write_series, write_test_runs
+from tests.runs import scalars
+from tests.serving import (
+    synthetic_capture,
+    tensorboard,
+    wait_for_captures,
+    wait_for_runs,
+    write_run,
+    write_series,
+    write_test_runs,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page
@@ -35,8 +49,9 @@ def served(tiny_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     folder = tmp_path_factory.mktemp("tab") / "runs"
     folder.mkdir()
     write_test_runs(tiny_run, folder)
+    write_run(folder / "gpt2", [0], layers=12, heads=12, labels=[f"·word{i}" for i in range(64)])
     with tensorboard(folder) as address:
-        for run, count in (("real", 4), ("other_shape", 2), ("long", 500)):
+        for run, count in (("real", 4), ("other_shape", 2), ("long", 500), ("gpt2", 1)):
             for tag in wait_for_runs(address, {run})[run]:
                 wait_for_captures(address, run, tag, count)
         yield address
@@ -95,6 +110,12 @@ def _colours(frame: "Page | FrameLocator") -> set[tuple[int, ...]]:
     return {tuple(colour) for colour in frame.locator("canvas.map").first.evaluate(script)}
 
 
+def _loss_bars(frame: "Page | FrameLocator", view: int = 0) -> list[float]:
+    """Height of the bar below each token of a text, in pixels."""
+    tokens = frame.locator(".text-view").nth(view).locator(".token")
+    return tokens.evaluate_all("ts => ts.map(t => parseFloat(getComputedStyle(t).backgroundSize.split(' ')[1]))")
+
+
 def _move_slider(frame: "Page | FrameLocator", index: int) -> None:
     slider = frame.get_by_label("step of main view", exact=True)
     slider.evaluate(f"e => {{ e.value = {index}; e.dispatchEvent(new Event('input')); }}")
@@ -117,7 +138,7 @@ def test_predictions_are_those_of_the_capture_and_change_with_the_step(
     (tag,) = (tag for tag in wait_for_runs(served, {"real"})["real"] if "text" in tag)
     captures = wait_for_captures(served, "real", tag, 4)
     frame = _open(page, served, run="real", token=5)
-    text = frame.locator(".predictions .summary").first
+    text = frame.locator(".prediction").first
 
     def expected(capture: dict) -> str:
         shown = capture["predictions"]
@@ -126,11 +147,9 @@ def test_predictions_are_those_of_the_capture_and_change_with_the_step(
 
     assert expected(captures[-1]) in text.text_content()
     assert f"loss {captures[-1]['predictions']['losses'][4]:.2f} nats" in text.text_content()
-    strengths = frame.locator(".losses .token").evaluate_all("spans => spans.map(span => span.style.background)")
-    assert strengths[0] == ""
-    for loss, colour in zip(captures[-1]["predictions"]["losses"], strengths[1:], strict=True):
-        strength = float(re.findall(r"[\d.]+", colour)[-1]) if "rgba" in colour else 1
-        assert strength == pytest.approx(min(1, loss / 6), abs=0.006)
+    losses = [None, *captures[-1]["predictions"]["losses"]]
+    for token, (loss, pixels) in enumerate(zip(losses, _loss_bars(frame), strict=True)):
+        assert pixels == pytest.approx(min(1, loss / 6) * 10 if loss is not None else 0, abs=0.02), token
     _move_slider(frame, 0)
     _wait_for(page, text.text_content, lambda content: expected(captures[0]) in content)
 
@@ -145,9 +164,9 @@ def test_importance_is_a_badge_a_frame_a_score_and_a_curve(page: "Page", served:
     )
     flat = rises[0] + rises[1]
     assert frames == pytest.approx([max(0, rise) / max(flat) for rise in flat], abs=1e-6)
-    row = frame.locator("tr", has_text="importance").first
-    assert f"{rises[1][0]:.2f} nats" in row.inner_text()
-    assert len(row.locator("polyline").get_attribute("points").split()) == 2  # measured at steps 0 and 30
+    card = frame.locator(".card", has_text="importance").first
+    assert card.locator("b").inner_text() == f"{rises[1][0]:.2f}"
+    assert len(card.locator("polyline").get_attribute("points").split()) == 2  # measured at steps 0 and 30
     frame.locator("select:has(option[value='mean_ablation'])").select_option("mean_ablation")
     frame.get_by_label("sort by score").check()
     best = max(range(4), key=flat.__getitem__)
@@ -195,10 +214,9 @@ def test_the_map_of_an_untrained_model_is_uniform(page: "Page", served: str) -> 
     frame = _open(page, served, run="real", step=0, token=0)
     pixels = frame.locator("canvas.map").first.evaluate(
         """c => {
-            const size = 23, ratio = devicePixelRatio, context = c.getContext('2d');
-            const cell = Math.floor(576 / size), margin = c.width / ratio - 2 - size * cell;
-            return [3, 8, 20].map(i => Array.from(context.getImageData((margin + 1.5 * cell) * ratio,
-                (margin + (i + 0.5) * cell) * ratio, 1, 1).data.slice(0, 3)));
+            const size = 23, ratio = devicePixelRatio, context = c.getContext('2d'), { cell, margin } = c.dataset;
+            return [3, 8, 20].map(i => Array.from(context.getImageData((Number(margin) + 1.5 * cell) * ratio,
+                (Number(margin) + (i + 0.5) * cell) * ratio, 1, 1).data.slice(0, 3)));
         }"""
     )
     colours = page.evaluate(
@@ -296,29 +314,187 @@ def test_a_token_of_markup_is_shown_as_text(page: "Page", served: str) -> None:
     assert frame.locator("script:has-text('alert')").count() == 0
 
 
-def test_the_repeated_random_sequence_has_scores_at_every_step_and_maps_at_the_last(page: "Page", served: str) -> None:
-    frame = _open(page, served, run="real")
-    select = frame.get_by_label("Probe").first
-    tags = select.evaluate("s => [...s.options].map(o => o.value)")
-    (random,) = (tag for tag in tags if "random" in tag)
-    select.select_option(random)
+def test_the_repeated_random_sequence_has_scores_at_every_step_and_maps_at_some(page: "Page", served: str) -> None:
+    (tag,) = (tag for tag in wait_for_runs(served, {"real"})["real"] if "random" in tag)
+    frame = _open(page, served, run="real", probe=tag)
+    assert frame.get_by_label("Probe").first.locator("option:checked").inner_text() == "repeated random sequence"
     frame.locator(".token").nth(30).wait_for(timeout=WAIT)
     _wait_for(page, lambda: len(_colours(frame)), lambda count: count > 10)
+    assert frame.locator(".map-panel .note").first.inner_text() == ""
     _move_slider(frame, 1)
-    frame.locator(".note").first.filter(has_text="maps at the last step only").wait_for(timeout=WAIT)
-    rows = frame.locator("table.scores").first.locator("tbody tr").all_inner_texts()
-    assert any(re.search(r"induction\s+0\.\d\d", row) for row in rows)
+    frame.locator(".map-panel .note").first.filter(has_text="Map of step 0:").wait_for(timeout=WAIT)
+    assert re.fullmatch(r"0\.\d\d", frame.locator(".card", has_text="induction").locator("b").inner_text())
 
 
-def test_two_steps_or_runs_are_compared_side_by_side(page: "Page", served: str) -> None:
-    frame = _open(page, served, run="real")
+def test_the_losses_on_both_copies_are_curves(page: "Page", served: str, tiny_run: Path) -> None:
+    frame = _open(page, served, run="real", step=12)
+    card = frame.locator(".card", has_text="second copy")
+    copies = [scalars(tiny_run, f"scores/{copy}_copy_loss_nats") for copy in ("first", "second")]
+    step = max(step for step in copies[0] if step <= 12)
+    assert card.locator("b").inner_text() == ", ".join(f"{losses[step]:.2f}" for losses in copies)
+    heights = [
+        [float(point.split(",")[1]) for point in line.get_attribute("points").split()]
+        for line in card.locator("polyline").all()
+    ]
+    low, high = min(min(copies[0].values()), min(copies[1].values())), max(max(c.values()) for c in copies)
+    for drawn, losses in zip(heights, copies, strict=True):
+        assert drawn == pytest.approx([27 - 24 * (loss - low) / (high - low) for loss in losses.values()], abs=0.01)
+
+
+def test_the_loss_is_drawn_behind_the_slider(page: "Page", served: str, tiny_run: Path) -> None:
+    frame = _open(page, served, run="real", step=30)
+    train, val = (scalars(tiny_run, f"loss/{name}_nats") for name in ("train", "val"))
+    assert frame.locator(".losses").first.inner_text() == f"loss: train {train[30]:.2f} val {val[30]:.2f}"
+    line = frame.locator(".slider polyline.train").first.get_attribute("points").split()
+    assert len(line) == len(train)
+    places = [float(point.split(",")[0]) for point in line]
+    steps = [0, *(capture["step"] for capture in wait_for_captures(served, "real", _text_tag(served), 4))][1:]
+    for step, place in zip(train, places, strict=True):  # captures are evenly spaced
+        assert place == pytest.approx(np.interp(step, steps, np.linspace(0, 1, len(steps))), abs=1e-3)
+
+
+def test_two_steps_are_compared_with_the_difference_of_maps_and_losses(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real", layer=1, head=0, token=5)
     frame.get_by_label("compare with another step or run").check()
-    second = frame.locator("section.panel").nth(1)
-    second.locator(".step").filter(has_text="step 0 ").wait_for(timeout=WAIT)
+    frame.locator(".timeline.second .step").filter(has_text="step 0 ").wait_for(timeout=WAIT)
     assert "step 30 " in frame.locator(".step").first.inner_text()
+    last, first = (wait_for_captures(served, "real", _text_tag(served), 4)[i]["predictions"]["losses"] for i in (-1, 0))
+    expected = [0, *(10 * min(1, abs(late - early) / 6) for late, early in zip(last, first, strict=True))]
+    _wait_for(page, lambda: _loss_bars(frame, view=1), lambda bars: bars == pytest.approx(expected, abs=0.02))
+    one, other, difference = (_csv(page, frame, view) for view in range(3))
+    assert one != other
+    for query, row in enumerate(difference):
+        for key in range(query + 1):
+            assert row[key] == pytest.approx(other[query][key] - one[query][key], abs=2e-4)
+    shades = frame.locator(".difference canvas.map").evaluate(
+        """c => { const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
+            let [blue, orange] = [0, 0];
+            for (let i = 0; i < data.length; i += 4) {
+                blue += data[i + 2] > data[i] + 20;
+                orange += data[i] > data[i + 2] + 20;
+            }
+            return [blue, orange]; }"""
+    )
+    assert min(shades) > 100  # attention weights rise somewhere and fall elsewhere
+
+
+def test_two_runs_of_different_texts_are_compared_without_a_difference(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real", compare=1)
+    second = frame.locator(".timeline.second")
     second.locator("select").first.select_option("other_shape")
-    second.locator(".token").filter(has_text="script").wait_for(timeout=WAIT)
+    frame.locator(".text-view.second .token").filter(has_text="script").wait_for(timeout=WAIT)
     page.wait_for_function("() => location.hash.includes('run2=other_shape')")
+    frame.locator(".difference .note").filter(has_text="The two texts differ.").wait_for(timeout=WAIT)
+    assert not frame.locator(".difference canvas").is_visible()
+
+
+def test_the_map_is_exported_as_image_and_numbers(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="other_shape", layer=1, head=2, step=5)
+    labels = ["<start>", "<script>alert(1)</script>", "·c"]
+    rows = _csv(page, frame, 0, labels)
+    probe = Probe("text", (0, 1, 2), tuple(labels), ("",) * 3)
+    expected = synthetic_capture(probe, layers=3, heads=5, seed=5).maps[1, 2]
+    for query in range(3):
+        assert rows[query][: query + 1] == pytest.approx(expected[query, : query + 1].tolist(), abs=0.004)
+        assert rows[query][query + 1 :] == [None] * (2 - query)
+    with page.expect_download() as download:
+        frame.get_by_role("button", name="PNG").first.click()
+    assert download.value.suggested_filename == "attention other_shape step 5 layer 1 head 2.png"
+    image = Image.open(download.value.path())
+    assert image.width == image.height > 200
+
+
+@pytest.mark.parametrize("size", [(1366, 596), (1100, 596), (1920, 900)], ids=str)
+@pytest.mark.parametrize("run", ["real", "gpt2"])
+def test_everything_is_visible_without_scrolling(page: "Page", served: str, run: str, size: tuple[int, int]) -> None:
+    """1366 x 660 pixels of a window leave 596 below TensorBoard's header."""
+    width, height = size
+    page.set_viewport_size({"width": width, "height": height})
+    frame = _open(page, served, run=run, sorted=1, layer=1, head=1)
+    assert _overflow(page) == [0, 0]
+    shown = [".slider", ".grid-box", ".tile[aria-pressed=true]", "canvas.map", ".strip", ".attention", ".cards"]
+    boxes = {name: frame.locator(name).first.bounding_box() for name in shown}
+    for name, box in boxes.items():
+        assert box is not None, name
+        assert box["x"] >= 0, name
+        assert box["x"] + box["width"] <= width, name
+        if name != ".cards":  # their box scrolls
+            assert box["y"] + box["height"] <= height, name
+    assert boxes[".cards"]["y"] < height - 100
+    assert boxes["canvas.map"]["width"] == boxes["canvas.map"]["height"] >= 300
+    clipped = frame.locator(".tile .caption").evaluate_all(
+        "captions => captions.filter(c => c.scrollWidth > c.clientWidth + 1 && c.clientWidth > 8).length"
+    )
+    assert clipped == 0
+    before = _map_image(frame)
+    frame.locator(".tile").nth(2).click()
+    _wait_for(page, lambda: _map_image(frame), lambda image: image != before)
+
+
+@pytest.mark.parametrize("size", [(1366, 596), (1920, 900)], ids=str)
+def test_both_maps_and_their_difference_are_compared_side_by_side(
+    page: "Page", served: str, size: tuple[int, int]
+) -> None:
+    page.set_viewport_size({"width": size[0], "height": size[1]})
+    frame = _open(page, served, run="real", compare=1, run2="real", step2=0)
+    frame.locator(".difference .scale span").first.wait_for(timeout=WAIT)
+    assert _overflow(page) == [0, 0]
+    boxes = [canvas.bounding_box() for canvas in frame.locator("canvas.map").all()]
+    assert len(boxes) == 3
+    assert len({box["y"] for box in boxes}) == 1
+    assert all(one["x"] + one["width"] <= other["x"] for one, other in itertools.pairwise(boxes))
+    assert min(box["width"] for box in boxes) >= 250
+    for view in range(2):
+        box = frame.locator(".strip").nth(view).bounding_box()
+        assert box["y"] + box["height"] <= size[1]
+
+
+@pytest.mark.parametrize("compare", [{}, {"compare": 1}], ids=["one view", "compare"])
+@pytest.mark.parametrize("width", [390, 800])
+def test_nothing_overlaps_or_leaves_a_narrow_screen(page: "Page", served: str, width: int, compare: dict) -> None:
+    page.set_viewport_size({"width": width, "height": 800})
+    frame = _open(page, served, run="real", **compare)
+    assert _overflow(page)[0] == 0
+    boxes = [
+        box
+        for node in frame.locator("main > *").all()
+        if node.is_visible() and (box := node.bounding_box()) and box["width"] and box["height"]
+    ]
+    assert len(boxes) >= 6
+    for one, other in itertools.combinations(boxes, 2):
+        apart = (
+            one["x"] + one["width"] <= other["x"] + 1
+            or other["x"] + other["width"] <= one["x"] + 1
+            or one["y"] + one["height"] <= other["y"] + 1
+            or other["y"] + other["height"] <= one["y"] + 1
+        )
+        assert apart, (one, other)
+
+
+def _overflow(page: "Page") -> list[int]:
+    """By how many pixels the page is larger than the window."""
+    return page.evaluate(
+        "() => { const root = document.documentElement;"
+        " return [root.scrollWidth - innerWidth, root.scrollHeight - innerHeight]; }"
+    )
+
+
+def _csv(
+    page: "Page", frame: "Page | FrameLocator", view: int, labels: list[str] | None = None
+) -> list[list[float | None]]:
+    """Save a map's numbers and read them: a row per query, None where the key is masked."""
+    with page.expect_download() as download:
+        frame.get_by_role("button", name="CSV").nth(view).click()
+    header, *rows = csv.reader(download.value.path().read_text().splitlines())
+    if labels:
+        assert header[1:] == [row[0] for row in rows] == [f"{token} {label}" for token, label in enumerate(labels)]
+    return [[float(cell) if cell else None for cell in row[1:]] for row in rows]
+
+
+def _text_tag(address: str) -> str:
+    """The series of the real run's text."""
+    (tag,) = (tag for tag in wait_for_runs(address, {"real"})["real"] if "text" in tag)
+    return tag
 
 
 def test_500_captures_play(page: "Page", served: str) -> None:
@@ -345,7 +521,7 @@ def test_a_run_that_diverged_is_drawn_beside_damaged_ones(page: "Page", tmp_path
     with tensorboard(tmp_path) as address:
         wait_for_runs(address, {"valid", "diverged"})
         frame = _open(page, address)
-        run = frame.locator("section.panel select").first
+        run = frame.locator(".timeline select").first
         assert run.evaluate("s => [...s.options].map(o => o.value)") == ["diverged", "valid"]
         assert frame.locator(".badge").first.inner_text() == "no clear role"
         run.select_option("valid")

@@ -22,7 +22,7 @@ def test_a_run_starts_from_the_weights_of_init_from(
     flags = ("--init_from", str(source), "--trainer.max_steps", "3", "--model.dropout", "0.0")
     assert train_tiny(tmp_path / "fine", *flags) == 0
     assert train_tiny(tmp_path / "fresh", "--trainer.max_steps", "3") == 0
-    fine, fresh = (scalars(tmp_path / name / "tiny", "train/loss_nats") for name in ("fine", "fresh"))
+    fine, fresh = (scalars(tmp_path / name / "tiny", "loss/train_nats") for name in ("fine", "fresh"))
     assert fine[1] < fresh[1] - 0.5
     # A shorter context keeps the embeddings of the first positions.
     assert train_tiny(tmp_path / "short", *flags, "--model.context_length", "16", "--optim.learning_rate", "1e-9",

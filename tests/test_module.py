@@ -81,7 +81,7 @@ def test_a_plain_trainer_trains_to_the_losses_of_train_py(
     trainer = L.Trainer(max_steps=8, accelerator="cpu", accumulate_grad_batches=accumulation, **options)
     trainer.callbacks.append(Record())
     trainer.fit(module, data)
-    assert losses == list(scalars(tmp_path / "tiny", "train/loss_nats").values())  # bit-equal
+    assert losses == list(scalars(tmp_path / "tiny", "loss/train_nats").values())  # bit-equal
     assert same_tensors(module.state_dict(), weights(tmp_path / "tiny"))
     assert "val_loss_nats" in trainer.callback_metrics
 

@@ -37,7 +37,7 @@ def _crash() -> None:
 
 def _images_and_texts(run_dir: Path) -> list[list[tuple[int, bytes]]]:
     board = events(run_dir)
-    images = [board.Images("attention/all_heads")]
+    images = [board.Images("thumbnails/all_heads")]
     texts = board.Tensors("sample/text_summary")
     return [
         *([(event.step, event.encoded_image_string) for event in written] for written in images),
@@ -92,7 +92,7 @@ def test_a_signal_finishes_the_step_and_saves_a_checkpoint(
     error = capfd.readouterr().err
     assert f"{number.name}: step {step} is saved in {tmp_path / 'tiny' / 'last.ckpt'}" in error
     assert "--resume --run_name tiny" in error
-    assert "val/loss_nats" not in events(tmp_path / "tiny").Tags()["scalars"]  # at step 12 the validation was left
+    assert "loss/val_nats" not in events(tmp_path / "tiny").Tags()["scalars"]  # at step 12 the validation was left
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == before
     assert train_tiny(tmp_path, "--resume") == 0
     assert run_differences(tmp_path / "tiny", tiny_run) == []
@@ -107,7 +107,7 @@ def test_max_time_ends_a_run_with_a_validation_and_a_checkpoint(
     result = json.loads(capfd.readouterr().out)
     assert result["steps"] <= 9
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == result["steps"]
-    assert max(scalars(tmp_path / "tiny", "val/loss_nats")) == result["steps"]
+    assert max(scalars(tmp_path / "tiny", "loss/val_nats")) == result["steps"]
 
 
 def test_a_run_resumed_with_another_micro_batch_size_reads_the_same_data(
@@ -135,11 +135,11 @@ def test_a_completed_run_is_resumed_only_for_more_steps(
     assert "has completed its 30 steps; a larger --trainer.max_steps continues it" in captured.err
     result = json.loads(captured.out)
     assert (result["steps"], result["train_loss_nats"]) == (30, None)
-    assert result["val_loss_nats"] == pytest.approx(scalars(tiny_run, "val/loss_nats")[30])
+    assert result["val_loss_nats"] == pytest.approx(scalars(tiny_run, "loss/val_nats")[30])
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "36") == 0
     assert "trainer.max_steps: 36 instead of 30 from now on" in capfd.readouterr().err
-    assert list(scalars(tmp_path / "tiny", "train/loss_nats")) == list(range(1, 37))
-    rates = scalars(tmp_path / "tiny", "train/learning_rate")
+    assert list(scalars(tmp_path / "tiny", "loss/train_nats")) == list(range(1, 37))
+    rates = scalars(tmp_path / "tiny", "optimizer/learning_rate")
     progress = (30 - 5) / (36 - 1 - 5)  # the first new step has the learning rate of the longer schedule
     assert rates[31] == pytest.approx(3e-4 + 0.5 * (1 + math.cos(math.pi * progress)) * 2.7e-3)
     # Of several ranks, only rank 0 prints.
@@ -164,7 +164,7 @@ def test_the_first_step_of_an_extended_run_uses_the_logged_learning_rate(
 
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "33") == 0
-    assert used == pytest.approx([scalars(tmp_path / "tiny", "train/learning_rate")[step] for step in (31, 32, 33)])
+    assert used == pytest.approx([scalars(tmp_path / "tiny", "optimizer/learning_rate")[step] for step in (31, 32, 33)])
 
 
 @pytest.mark.parametrize(

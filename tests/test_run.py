@@ -42,18 +42,18 @@ def test_a_run_folder_contains_config_checkpoints_and_events(tiny_run: Path) -> 
 
 
 def test_scalars_are_logged_at_their_intervals(tiny_run: Path) -> None:
-    for name in ("loss_nats", "learning_rate", "gradient_norm", "tokens_per_second"):
-        assert list(scalars(tiny_run, f"train/{name}")) == list(range(1, 31)), name
-    for name in ("loss_nats", "perplexity", "bits_per_byte"):
-        assert list(scalars(tiny_run, f"val/{name}")) == [12, 24, 30], name  # at the interval, and at the last step
-    rates = scalars(tiny_run, "train/learning_rate")
+    for tag in ("loss/train_nats", "optimizer/learning_rate", "optimizer/gradient_norm", "speed/tokens_per_second"):
+        assert list(scalars(tiny_run, tag)) == list(range(1, 31)), tag
+    for tag in ("loss/val_nats", "loss/val_perplexity", "loss/val_bits_per_byte"):
+        assert list(scalars(tiny_run, tag)) == [12, 24, 30], tag  # at the interval, and at the last step
+    rates = scalars(tiny_run, "optimizer/learning_rate")
     assert rates[1] == pytest.approx(3e-3 / 5)
     assert rates[5] == pytest.approx(3e-3)
     assert rates[30] == pytest.approx(3e-4)
-    losses = scalars(tiny_run, "val/loss_nats")
+    losses = scalars(tiny_run, "loss/val_nats")
     assert losses[30] < losses[12] < math.log(257)
-    assert scalars(tiny_run, "val/perplexity")[30] == pytest.approx(math.exp(losses[30]), rel=1e-5)
-    assert min(scalars(tiny_run, "train/tokens_per_second").values()) > 0
+    assert scalars(tiny_run, "loss/val_perplexity")[30] == pytest.approx(math.exp(losses[30]), rel=1e-5)
+    assert min(scalars(tiny_run, "speed/tokens_per_second").values()) > 0
 
 
 def test_sample_texts_are_logged_at_each_validation(tiny_run: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_run_equals_a_plain_training_loop(train_tiny: TrainTiny, tiny_data: Pa
     optimizer = torch.optim.AdamW(
         [{"params": decaying, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], 3e-3, (0.9, 0.95)
     )
-    losses = scalars(tmp_path / "tiny", "train/loss_nats")
-    norms = scalars(tmp_path / "tiny", "train/gradient_norm")
+    losses = scalars(tmp_path / "tiny", "loss/train_nats")
+    norms = scalars(tmp_path / "tiny", "optimizer/gradient_norm")
     for step in range(12):
         for group in optimizer.param_groups:
             progress = (step - 5) / (12 - 1 - 5)
@@ -104,7 +104,7 @@ def test_losses_do_not_depend_on_the_micro_batch_size(
     flags = ["--model.dropout", "0"]
     assert train_tiny(tmp_path / "two", *flags) == 0
     assert train_tiny(tmp_path / "other", *flags, "--data.micro_batch_size", str(micro_batch_size)) == 0
-    two, other = (scalars(tmp_path / name / "tiny", "train/loss_nats") for name in ("two", "other"))
+    two, other = (scalars(tmp_path / name / "tiny", "loss/train_nats") for name in ("two", "other"))
     assert list(two) == list(other) == list(range(1, 31))
     assert max(abs(two[step] - other[step]) for step in two) < 1e-5
     assert abs(two[1] - other[1]) < 1e-6
@@ -120,12 +120,12 @@ def test_weights_depend_on_the_seed_and_not_on_logging_validation_or_workers(
         "quiet": ["--trainer.log_every_n_steps", "7"],
         "workers": ["--data.num_workers", "2"],
     }
-    losses = scalars(tiny_run, "train/loss_nats")
+    losses = scalars(tiny_run, "loss/train_nats")
     for name, flags in variants.items():
         assert train_tiny(tmp_path / name, *flags) == 0
         assert same_weights(tmp_path / name / "tiny", tiny_run), name
         if name != "quiet":  # which logs averages over 7 steps
-            assert scalars(tmp_path / name / "tiny", "train/loss_nats") == losses, name
+            assert scalars(tmp_path / name / "tiny", "loss/train_nats") == losses, name
     assert not read_captures(tmp_path / "unmonitored" / "tiny")
 
 
@@ -182,9 +182,9 @@ def test_a_compiled_run_has_the_same_keys_and_nearly_the_same_losses(train_tiny:
     assert train_tiny(tmp_path / "compiled", *flags, "--trainer.compile", "true") == 0
     eager, compiled = (tmp_path / name / "tiny" for name in ("eager", "compiled"))
     assert weights(eager).keys() == weights(compiled).keys()
-    for tag in ("train/loss_nats", "val/loss_nats"):
+    for tag in ("loss/train_nats", "loss/val_nats"):
         assert scalars(compiled, tag) == pytest.approx(scalars(eager, tag), abs=1e-4)
-    assert len(events(compiled).Images("attention/all_heads")) >= 2  # hooks do not fire in a compiled module
+    assert len(events(compiled).Images("thumbnails/all_heads")) >= 2  # hooks do not fire in a compiled module
     assert yaml.safe_load((eager / "config.yaml").read_text())["trainer"]["compile"] is False  # auto, on a CPU
 
 
@@ -224,7 +224,7 @@ def test_last_ckpt_is_the_last_step_and_best_ckpt_the_lowest_validation_loss(
     # A rising learning rate without momentum makes the loss increase late in the run, so that the best is not the last.
     flags = ["--optim.betas", "[0,0]", "--optim.learning_rate", "0.3", "--optim.warmup_steps", "60"]
     assert train_tiny(tmp_path, *flags, "--trainer.validate_every_steps", "5", "--trainer.gradient_clip_val", "0") == 0
-    losses = scalars(tmp_path / "tiny", "val/loss_nats")
+    losses = scalars(tmp_path / "tiny", "loss/val_nats")
     best_step = min(losses, key=losses.__getitem__)
     assert best_step < 30, "the loss does not increase"
     best, last = (read_checkpoint(tmp_path / "tiny" / f"{name}.ckpt") for name in ("best", "last"))
@@ -260,8 +260,8 @@ def test_json_is_one_object_and_run_names_are_numbered(
         }  # fmt: skip
         assert result["run_dir"] == str(tmp_path / name)
         assert result["steps"] == 4
-        assert scalars(tmp_path / name, "val/loss_nats")[4] == pytest.approx(result["val_loss_nats"])
-        assert scalars(tmp_path / name, "train/loss_nats")[4] == pytest.approx(result["train_loss_nats"])
+        assert scalars(tmp_path / name, "loss/val_nats")[4] == pytest.approx(result["val_loss_nats"])
+        assert scalars(tmp_path / name, "loss/train_nats")[4] == pytest.approx(result["train_loss_nats"])
 
 
 def test_progress_goes_to_stderr(train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -341,7 +341,7 @@ def test_a_validation_loss_that_is_not_finite_ends_the_run_and_replaces_no_check
     captured = capfd.readouterr()
     assert captured.out == ""
     best = tmp_path / "tiny" / "best.ckpt"
-    loss = scalars(tmp_path / "tiny", "val/loss_nats")[10]
+    loss = scalars(tmp_path / "tiny", "loss/val_nats")[10]
     assert captured.err.splitlines()[-1].startswith(
         f"error: the validation loss at step 20 is nan; {best} has a validation loss of {loss:.4f} nats"
     )
@@ -366,7 +366,7 @@ def test_weights_that_are_not_finite_replace_no_checkpoint(
     assert train_tiny(tmp_path, "--trainer.validate_every_steps", "10", "--checkpoint.every_steps", every) == 1
     last_line = capfd.readouterr().err.splitlines()[-1]
     best = tmp_path / "tiny" / "best.ckpt"
-    loss = scalars(tmp_path / "tiny", "val/loss_nats")[10]
+    loss = scalars(tmp_path / "tiny", "loss/val_nats")[10]
     error = f"error: the weights at step 13 are not finite; {best} has a validation loss of {loss:.4f} nats"
     assert last_line.startswith(error)
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 12
@@ -408,7 +408,7 @@ def test_two_processes_train_as_one(
         assert finished.returncode == 0, finished.stderr
         results[name] = json.loads(finished.stdout)  # one object, or this fails
         assert finished.stderr.count("done: step 8 after") == 1
-    for tag in ("train/loss_nats", "val/loss_nats", "train/gradient_norm"):
+    for tag in ("loss/train_nats", "loss/val_nats", "optimizer/gradient_norm"):
         one, two = scalars(tmp_path / "one", tag), scalars(tmp_path / "two", tag)
         assert two == pytest.approx(one, abs=1e-5)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["one", "two"]
@@ -417,7 +417,7 @@ def test_two_processes_train_as_one(
     for name in ("one", "two"):
         single = ["--run_name", name, "--trainer.devices", "1", "--trainer.strategy", "auto"]
         assert train_tiny(tmp_path, *common, *single, "--resume", "--trainer.max_steps", "14") == 0
-    for tag in ("train/loss_nats", "val/loss_nats"):
+    for tag in ("loss/train_nats", "loss/val_nats"):
         one, two = scalars(tmp_path / "one", tag), scalars(tmp_path / "two", tag)
         assert max(one) == 14
         assert two == pytest.approx(one, abs=1e-5)

@@ -39,7 +39,7 @@ def test_a_step_with_a_nonfinite_loss_is_skipped_and_counted(
     poison({14, 41}, value)  # micro-batches of steps 8 and 21
     flags = ["--optim.name", optimizer, "--trainer.max_steps", "24"]
     assert train_tiny(tmp_path, *flags) == 0
-    skipped = scalars(tmp_path / "tiny", "train/skipped_steps")
+    skipped = scalars(tmp_path / "tiny", "optimizer/skipped_steps")
     assert [skipped[step] for step in (7, 8, 20, 21, 24)] == [0, 1, 1, 2, 2]
     assert all(tensor.isfinite().all() for tensor in weights(tmp_path / "tiny").values())
     content = read_checkpoint(tmp_path / "tiny" / "last.ckpt")
@@ -91,5 +91,5 @@ def test_a_resumed_run_continues_the_count_of_skipped_steps(
     poison({14}, float("nan"))
     assert train_tiny(tmp_path, "--trainer.max_steps", "10") == 0
     assert train_tiny(tmp_path, "--resume", "--trainer.max_steps", "14") == 0
-    assert scalars(tmp_path / "tiny", "train/skipped_steps")[14] == 1
+    assert scalars(tmp_path / "tiny", "optimizer/skipped_steps")[14] == 1
     assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["skipped_steps"] == [1, 8]

@@ -90,7 +90,7 @@ def summarise_captures(
         values += _copy_losses(capture)
         all_scores |= scores
     values += [
-        Summary.Value(tag=f"heads/{name}_{reduction}", simple_value=float(getattr(np, reduction)(all_scores[name])))
+        Summary.Value(tag=f"scores/{name}_{reduction}", simple_value=float(getattr(np, reduction)(all_scores[name])))
         for reduction, names in _SUMMARIES.items()
         for name in names
         if name in all_scores
@@ -99,7 +99,7 @@ def summarise_captures(
         grid, png = attention_image(captures[-1].maps.numpy()), io.BytesIO()
         grid.save(png, "png", compress_level=1)  # five times faster than the default level
         encoded = Summary.Image(height=grid.height, width=grid.width, colorspace=1, encoded_image_string=png.getvalue())
-        values.append(Summary.Value(tag="attention/all_heads", image=encoded))
+        values.append(Summary.Value(tag="thumbnails/all_heads", image=encoded))
     return Summary(value=values)
 
 
@@ -118,7 +118,7 @@ def _copy_losses(capture: Capture) -> list[Summary.Value]:
         return []
     losses, P = capture.predictions.losses, len(capture.probe.token_ids) // 2
     means = {"first": losses[:P].mean(), "second": losses[P + 1 :].mean()}
-    return [Summary.Value(tag=f"heads/{copy}_copy_loss_nats", simple_value=float(loss)) for copy, loss in means.items()]
+    return [Summary.Value(tag=f"scores/{copy}_copy_loss_nats", simple_value=float(loss)) for copy, loss in means.items()]
 
 
 def attention_image(maps: NDArray[np.float32]) -> Image.Image:

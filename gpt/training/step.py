@@ -144,7 +144,7 @@ class StepCallback(Checkpoint):
             return
         skipped = int(module.skipped_steps)
         if trainer.logger is not None:
-            trainer.logger.log_metrics({"train/skipped_steps": skipped}, step=trainer.global_step)
+            trainer.logger.log_metrics({"optimizer/skipped_steps": skipped}, step=trainer.global_step)
         if skipped > module.config.guard.max_skipped_steps:
             self._diverged(trainer, f"by step {trainer.global_step}, {_skipped(module)}")
 

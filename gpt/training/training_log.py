@@ -4,7 +4,6 @@ import logging
 import sys
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from typing import Any
 
 import lightning as L
@@ -72,10 +71,10 @@ class TrainingLog:
         factor = learning_rate_factor(trainer.global_step - 1, self._config.optim, self._config.trainer.max_steps)
         rate = self._read(trainer, module)
         metrics = {
-            "train/loss_nats": self.train_loss,
-            "train/tokens_per_second": rate,
-            "train/learning_rate": self._config.optim.learning_rate * factor,
-            "train/gradient_norm": float(module.gradient_norm),
+            "loss/train_nats": self.train_loss,
+            "speed/tokens_per_second": rate,
+            "optimizer/learning_rate": self._config.optim.learning_rate * factor,
+            "optimizer/gradient_norm": float(module.gradient_norm),
         }
         if trainer.logger is not None:
             trainer.logger.log_metrics(metrics, step=trainer.global_step)
@@ -92,8 +91,12 @@ class TrainingLog:
         evaluation = module.evaluation
         assert evaluation is not None
         if trainer.logger is not None:
-            metrics = {f"val/{name}": value for name, value in asdict(evaluation).items() if name != "tokens"}
-            metrics["val/in_context_learning_nats"] = in_context_learning_score(*module.loss_by_position)
+            metrics = {
+                "loss/val_nats": evaluation.loss_nats,
+                "loss/val_perplexity": evaluation.perplexity,
+                "loss/val_bits_per_byte": evaluation.bits_per_byte,
+                "scores/in_context_learning_nats": in_context_learning_score(*module.loss_by_position),
+            }
             trainer.logger.log_metrics(metrics, step=trainer.global_step)
         if trainer.is_global_zero:
             self.print(f"step {trainer.global_step}: validation {evaluation}")

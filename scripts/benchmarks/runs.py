@@ -71,7 +71,7 @@ def _run_rate(config_file: Path, flags: list[str], folder: Path) -> float:
     events = EventAccumulator(_train(config_file, folder / f"run{time.monotonic_ns()}", flags)["run_dir"])
     events.Reload()
     # The first two rates are of step 1 and of the rest of the first quarter: cold, and left out of the bare loop too.
-    rates = [event.value for event in events.Scalars("train/tokens_per_second")][2:]
+    rates = [event.value for event in events.Scalars("speed/tokens_per_second")][2:]
     return len(rates) / sum(1 / rate for rate in rates)
 
 

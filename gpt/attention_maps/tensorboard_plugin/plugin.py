@@ -6,7 +6,7 @@ event file is left out, with a line in the log: one bad run hides no other.
     /series                                       all series: {run: {tag: {...}}}
     /captures?run=&tag=[&newer_than=WALL_TIME]    the steps of a series, with scores if written later than WALL_TIME
     /maps?run=&tag=&step=&wall_time=&layer=       the maps of one layer, as event_format packs them
-    /losses?run=                                  losses by position of each validation
+    /losses?run=                                  losses over steps, and by position of each validation
 """
 
 import json
@@ -41,6 +41,14 @@ _MIME_TYPES = {".js": "text/javascript", ".css": "text/css"}
 _READ_THREADS = 32
 _MAX_STEPS = 100_000  # per series; AttentionLoader has TensorBoard keep a thousand
 _MAX_BLOBS = 1025  # per step: the scores, and a layer each; a tensor can declare billions
+_MAX_POINTS = 1000  # of a curve, which is TensorBoard's default too
+# Losses over steps, and their tags: those of today, and of earlier event files.
+_CURVES = {
+    "train": ("loss/train_nats", "train/loss_nats"),
+    "val": ("loss/val_nats", "val/loss_nats"),
+    "first_copy": ("scores/first_copy_loss_nats", "heads/first_copy_loss_nats"),
+    "second_copy": ("scores/second_copy_loss_nats", "heads/second_copy_loss_nats"),
+}
 _CHECKED_STEPS = 10  # the last ones of a series, of which one must be readable
 
 
@@ -136,16 +144,25 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         return http_util.Respond(request, blob, "application/octet-stream", content_encoding="gzip", expires=3600)
 
     def _losses(self, request: Request) -> Response:
-        """Validation losses by position, of every validation of a run."""
-        losses: list[dict[str, Any]] = []
+        """Losses of a run over steps, and by position at each of its validations."""
+        by_position: list[dict[str, Any]] = []
         run = request.args["run"]
         listed = self._data.list_blob_sequences(**_scope(request), run_tag_filter=_filter(run, LOSS_TAG))
         for step in self._read(request, run, LOSS_TAG) if run in listed else ():
             try:
-                losses.append({"step": step.step} | unpack_losses(self._blob(request, step, 0)))
+                by_position.append({"step": step.step} | unpack_losses(self._blob(request, step, 0)))
             except ValueError as error:
                 _warn_once(f"Attention: skipping the losses of step {step.step}: {error}")
-        return _json(request, losses)
+        return _json(request, {"by_position": by_position} | self._curves(request, run))
+
+    def _curves(self, request: Request, run: str) -> dict[str, list[tuple[int, float]]]:
+        tags = [tag for tags in _CURVES.values() for tag in tags]
+        options = {"downsample": _MAX_POINTS, "run_tag_filter": _filter(run, *tags)}
+        found = self._data.read_scalars(**_scope(request) | {"plugin_name": "scalars"}, **options).get(run, {})
+        return {
+            name: [(point.step, point.value) for tag in tags for point in found.get(tag, ()) if math.isfinite(point.value)]
+            for name, tags in _CURVES.items()
+        }
 
     def _read(self, request: Request, run: str, tag: str) -> list[BlobSequenceDatum]:
         """Read the steps of a series, in order."""
@@ -170,8 +187,8 @@ def _run_and_tag(request: Request) -> tuple[str, str]:
     return request.args["run"], request.args["tag"]  # without one, werkzeug answers 400
 
 
-def _filter(run: str, tag: str) -> RunTagFilter:
-    return RunTagFilter(runs=[run], tags=[tag])
+def _filter(run: str, *tags: str) -> RunTagFilter:
+    return RunTagFilter(runs=[run], tags=tags)
 
 
 @lru_cache(1000)

@@ -25,6 +25,13 @@ export function colour(brightness) {
   return CIVIDIS[index].map((low, channel) => Math.round(low + fraction * (CIVIDIS[index + 1][channel] - low)));
 }
 
+// Colour of a difference, -1..1: blue, the background, orange.
+export function differenceColour(difference, dark) {
+  const end = difference < 0 ? [37, 99, 235] : [234, 88, 12];
+  const strength = Math.min(1, Math.abs(difference));
+  return end.map((channel) => Math.round(channel * strength + (dark ? 48 : 255) * (1 - strength)));
+}
+
 export function css([red, green, blue]) {
   return `rgb(${red}, ${green}, ${blue})`;
 }
@@ -34,14 +41,28 @@ export function textColourOn([red, green, blue]) {
   return 0.299 * red + 0.587 * green + 0.114 * blue > 120 ? "#000" : "#fff";
 }
 
-// A packed map as an image of T x T pixels; masked future keys are grey.
+// A packed map as an image of T x T pixels.
 export function imageOf(map, size, scale, dark) {
   const palette = paletteOf(scale);
+  return lowerTriangle(size, dark, (index) => palette[map[index]]);
+}
+
+// The second packed map minus the first, as an image.
+export function differenceImage(first, second, size, scale, dark) {
+  const shade = (index) => {
+    const difference = (second[index] ** 2 - first[index] ** 2) / 255 ** 2;
+    return toPixel(differenceColour(Math.sign(difference) * Math.max(0, SCALES[scale](Math.abs(difference))), dark));
+  };
+  return lowerTriangle(size, dark, shade);
+}
+
+// Pixels of a lower triangle, row by row; masked future keys are grey.
+function lowerTriangle(size, dark, pixelAt) {
   const image = new ImageData(size, size);
   const pixels = new Uint32Array(image.data.buffer).fill(toPixel(dark ? [64, 64, 64] : [208, 208, 208]));
   let index = 0;
   for (let query = 0; query < size; query++) {
-    for (let key = 0; key <= query; key++) pixels[query * size + key] = palette[map[index++]];
+    for (let key = 0; key <= query; key++) pixels[query * size + key] = pixelAt(index++);
   }
   return image;
 }

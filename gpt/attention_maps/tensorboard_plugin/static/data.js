@@ -22,7 +22,7 @@ export async function fetchRuns() {
   return (await get("series")).json();
 }
 
-// Validation losses by position: [{step, positions, losses}], empty if the run has none.
+// Losses of a run: {by_position: [{step, positions, losses}], train, val, first_copy, second_copy: [[step, nats]]}.
 export async function fetchLosses(run) {
   return (await get("losses", { run })).json();
 }

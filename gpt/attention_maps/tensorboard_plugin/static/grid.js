@@ -11,17 +11,19 @@ export class Grid {
     this.tiles = []; // {layer, head, button, canvas, caption}, layer after layer
     this.visible = []; // the tiles in display order
     this.node = element("div", { className: "grid", role: "group", "aria-label": "all heads" });
+    this.box = element("div", { className: "grid-box" }, this.node);
     this.drawCount = 0; // lets an outdated drawing stop
   }
 
-  // `options` is {metric, sorted, minimum, scale, maskFirst, dark}; `selected` is {layer, head}.
+  // `capture` is null if none has maps; `options` is {metric, sorted, minimum, scale, maskFirst, dark}; `selected` is
+  // {layer, head}.
   async draw(series, capture, scores, options, selected) {
     const drawing = ++this.drawCount;
     const numLayers = scores.sink.length;
     const numHeads = scores.sink[0].length;
     this.#build(numLayers, numHeads);
     this.#caption(scores, options, numHeads, selected, series.size);
-    const content = JSON.stringify([series.run, series.tag, capture.step, capture.wall_time, options.scale, options.maskFirst, options.dark]);
+    const content = JSON.stringify([series.run, series.tag, capture?.step, capture?.wall_time, options.scale, options.maskFirst, options.dark]);
     const layers = new Set(this.visible.filter((tile) => tile.content !== content).map((tile) => tile.layer));
     this.failed = false; // whether some maps could not be loaded
     await Promise.all([...layers].map((layer) => this.#paint(layer, series, capture, options, content, drawing)));
@@ -30,7 +32,7 @@ export class Grid {
   async #paint(layer, series, capture, options, content, drawing) {
     let packed = null;
     try {
-      if (capture.has_maps) packed = await series.layer(capture, layer);
+      if (capture) packed = await series.layer(capture, layer);
     } catch {
       this.failed = true; // the panel shows the error
     }
@@ -87,7 +89,8 @@ export class Grid {
       const roleName = (metric === "role" && role?.name) || "";
       const importance = importanceOf(scores, tile.layer, tile.head);
       tile.button.style.setProperty("--importance", importance ?? 0);
-      tile.caption.textContent = [options.sorted ? `L${tile.layer}H${tile.head}` : "", tile.value?.toFixed(2) ?? "", roleName].join(" ").trim();
+      const place = options.sorted ? `L${tile.layer}H${tile.head}` : "";
+      tile.caption.replaceChildren(...[place, tile.value?.toFixed(2) ?? "", roleName].filter(Boolean).map((part) => element("span", {}, part)));
       tile.button.title = `${name}: ${description}`;
       tile.button.setAttribute("aria-label", tile.button.title);
       const isSelected = tile.layer === selected.layer && tile.head === selected.head;
@@ -106,6 +109,16 @@ export class Grid {
     const focused = this.tiles.find((tile) => tile.button === document.activeElement);
     this.#place(shown, options.sorted, numHeads);
     if (focused && this.node.contains(focused.button)) focused.button.focus(); // moving a button removes its focus
+    this.#scrollTo(this.#tile(selected.layer, selected.head));
+  }
+
+  // Scrolls a newly selected tile into the grid's box, and nothing else of the page.
+  #scrollTo(tile) {
+    if (!tile || tile === this.scrolledTo) return;
+    this.scrolledTo = tile;
+    const [top, bottom] = [tile.button.offsetTop - 4, tile.button.offsetTop + tile.button.offsetHeight + 4];
+    const { scrollTop, clientHeight } = this.box;
+    this.box.scrollTop = Math.min(top, Math.max(scrollTop, bottom - clientHeight));
   }
 
   #place(shown, sorted, numHeads) {
@@ -121,11 +134,11 @@ export class Grid {
       if (!shown.length) this.node.append(element("p", { className: "no-heads" }, "No head reaches this score."));
       return;
     }
-    const heads = Array.from({ length: numHeads }, (_, head) => element("span", { className: "axis" }, `${head}`));
+    const heads = Array.from({ length: numHeads }, (_, head) => element("span", { className: "axis" }, `H${head}`));
     const rows = shown.flatMap((tile) =>
-      tile.head === 0 ? [element("span", { className: "axis" }, `layer ${tile.layer}`), tile.button] : [tile.button],
+      tile.head === 0 ? [element("span", { className: "axis" }, `L${tile.layer}`), tile.button] : [tile.button],
     );
-    this.node.replaceChildren(element("span", { className: "axis" }, "head"), ...heads, ...rows);
+    this.node.replaceChildren(element("span", { className: "axis" }), ...heads, ...rows);
   }
 }
 

@@ -4,11 +4,15 @@
 // address. Rows of a map are queries, columns are keys.
 
 import { onAddressChange, readAddress, writeAddress } from "./address.js";
-import { SCALES } from "./colours.js";
+import { SCALES, css, differenceColour, differenceImage } from "./colours.js";
+import { Curves } from "./curves.js";
 import { fetchRuns } from "./data.js";
 import { checkbox, dropdown, element } from "./dom.js";
 import { Grid, rangeOf } from "./grid.js";
-import { METRICS, MIN_ROLE_SCORE, roleOf } from "./metrics.js";
+import { help } from "./help.js";
+import { LossChart } from "./loss_chart.js";
+import { MapView } from "./map_view.js";
+import { METRICS, roleOf } from "./metrics.js";
 import { Panel } from "./panel.js";
 
 const POLL_MILLISECONDS = 3000;
@@ -31,7 +35,7 @@ const state = {
 let pendingAddress = null;
 const addressDeadline = performance.now() + 20000;
 
-let main, other, grid, heads, page, columns, status, controls;
+let main, other, difference, differenceNode, differenceNote, grid, curves, lossChart, page, status, controls;
 
 export async function render() {
   document.head.append(
@@ -42,7 +46,10 @@ export async function render() {
   main = new Panel("main view", update, selectToken);
   other = new Panel("comparison view", update, selectToken);
   other.follow = other.followBox.checked = false;
+  difference = new MapView(selectToken);
   grid = new Grid((head) => selectHead(head));
+  curves = new Curves((step) => main.goToStep(step));
+  lossChart = new LossChart();
   build();
   followTheme();
   document.addEventListener("keydown", keydown);
@@ -82,7 +89,7 @@ function build() {
   };
   controls.maskFirst.field.title = "set the weights on token 0 to zero and renormalise each row of the maps; scores do not change";
   status = element("p", { className: "status", role: "status" });
-  heads = element(
+  const heads = element(
     "section",
     { className: "heads", "aria-label": "heads" },
     element(
@@ -92,56 +99,30 @@ function build() {
       controls.sorted.field,
       element("label", { className: "field" }, "minimum ", minimum, " ", controls.minimumText),
     ),
-    grid.node,
+    grid.box,
   );
-  const caution = element(
-    "p",
-    { className: "caution" },
-    "Attention weights show which tokens a head reads, not why the model predicts a token: they are not explanations " +
-      "(Jain and Wallace 2019).",
+  differenceNote = element("p", { className: "note" });
+  differenceNode = element(
+    "section",
+    { className: "map-panel difference", "aria-label": "difference map" },
+    element("div", { className: "row heading" }, element("h2", {}, "Difference"), element("span", { className: "note" }, "second minus first")),
+    differenceNote,
+    difference.node,
   );
-  columns = element("div", { className: "columns" }, heads, main.node, other.node);
-  page = element(
-    "main",
-    { hidden: true },
-    element(
-      "div",
-      { className: "row display" },
-      controls.scale.field,
-      controls.direction.field,
-      controls.maskFirst.field,
-      controls.compare.field,
-    ),
-    element("p", { className: "legend" }, "Rows are queries, columns are keys, brightness is attention weight. Grey: masked future keys. Pink frame: importance of a head, as a part of the largest."),
-    columns,
-    caution,
-    about(),
+  curves.node.append(lossChart.node);
+  const toolbar = element(
+    "div",
+    { className: "row toolbar" },
+    controls.scale.field,
+    controls.direction.field,
+    controls.maskFirst.field,
+    controls.compare.field,
+    element("span", { className: "note legend" }, "Rows: queries. Columns: keys. Grey: masked. Pink frame: importance."),
+    help(),
   );
+  page = element("main", { hidden: true }, ...main.nodes, ...other.nodes, toolbar, heads, differenceNode, curves.node);
+  [main, other].forEach((panel, view) => panel.nodes.forEach((node) => node.classList.add(view ? "second" : "first")));
   document.body.append(status, page);
-}
-
-function about() {
-  const entries = Object.values(METRICS).flatMap(({ name, about: text }) => [element("dt", {}, name), element("dd", {}, text)]);
-  return element(
-    "details",
-    {},
-    element("summary", {}, "Scores and keyboard shortcuts"),
-    element(
-      "p",
-      {},
-      "A head's role is the kind of token with the largest mean attention weight on windows of the validation split, if " +
-        `that is at least ${MIN_ROLE_SCORE} and three times that of uniform attention. Its importance is the rise of the ` +
-        "loss on this probe when its output is replaced by its mean over the positions, measured at every eighth capture. " +
-        "Token 0 is the end-of-text that begins every document; many heads use it as an attention sink.",
-    ),
-    element("dl", {}, ...entries),
-    element(
-      "p",
-      {},
-      "Arrow keys: select a head. Comma and full stop: previous and next capture. Space: play. In the token strip, arrow " +
-        "keys: select a token. Click: pin a token. Escape: unpin it.",
-    ),
-  );
 }
 
 // Polls the server, and draws if anything changed.
@@ -245,28 +226,53 @@ async function draw() {
     await other.choose(main.series.run, main.series.tag);
     other.goTo(0);
   }
-  other.node.hidden = !state.comparing;
-  columns.classList.toggle("comparing", state.comparing);
-  const parent = state.comparing ? main.node : heads; // next to the map it is visible without scrolling
-  if (main.table.node.parentNode !== parent) parent.append(main.table.node);
-  const mainPredictions = main.capture.predictions;
+  for (const node of [...other.nodes, differenceNode]) node.hidden = !state.comparing;
+  page.classList.toggle("comparing", state.comparing);
+  page.classList.toggle("many-heads", scores.sink[0].length > 8);
   const selectedToken = state.hovered ?? state.pinned ?? main.series.size - 1;
   const selected = { layer: state.layer, head: state.head };
+  const isCompared = state.comparing && other.capture;
+  const isSameText = isCompared && JSON.stringify(main.series.metadata.labels) === JSON.stringify(other.series.metadata.labels);
   await Promise.all([
-    main.draw(selected, options, selectedToken),
-    state.comparing && other.capture ? other.draw(selected, { ...options, reference: mainPredictions }, selectedToken) : null,
-    grid.draw(main.series, main.capture, scores, { ...options, metric: state.metric, sorted: state.sorted, minimum: state.minimum }, selected),
+    main.draw(selected, { ...options, place: isCompared ? "first" : "" }, selectedToken),
+    isCompared ? other.draw(selected, { ...options, place: "second", reference: isSameText ? main.capture.predictions : null }, selectedToken) : null,
+    grid.draw(main.series, main.mapCapture, scores, { ...options, metric: state.metric, sorted: state.sorted, minimum: state.minimum }, selected),
   ]);
+  differenceNote.textContent = isSameText ? "" : "The two texts differ.";
+  difference.node.hidden = !isSameText;
+  if (isSameText) drawDifference(options, Math.min(selectedToken, main.series.size - 1));
+  curves.draw(isCompared ? [main, other] : [main], selected);
+  lossChart.draw(main.losses.by_position, main.capture.step);
   if (main.capture) saveAddress();
 }
 
-// The head with the highest role score except sinks: the initial selection.
+// The second map minus the first, which is of the same text.
+function drawDifference(options, selected) {
+  const { labels } = main.series.metadata;
+  const hasMaps = main.weights && other.weights;
+  difference.draw({
+    labels,
+    nameOf: (token) => main.text.nameOf(token),
+    image: hasMaps ? differenceImage(main.weights, other.weights, labels.length, options.scale, options.dark) : null,
+    valueAt: (query, key) => other.valueAt(query, key) - main.valueAt(query, key),
+    selected,
+    direction: options.direction,
+    title: "difference of the attention maps",
+    fileName: `attention difference layer ${state.layer} head ${state.head}`,
+    scale: {
+      colourAt: (position) => css(differenceColour(2 * position - 1, options.dark)),
+      ticks: Object.fromEntries([-1, -0.25, 0, 0.25, 1].map((value) => [value, 0.5 + (Math.sign(value) * Math.max(0, SCALES[options.scale](Math.abs(value)))) / 2])),
+    },
+  });
+}
+
+// The initial selection: the head with the highest role score, except sinks and uniform attention.
 function initialHead(scores) {
   let best = { layer: 0, head: 0, value: 0 };
   scores.sink.forEach((row, layer) =>
     row.forEach((_, head) => {
       const role = roleOf(scores, layer, head, main.series.size);
-      if (role && !["sink", "first token"].includes(role.name) && role.value > best.value) best = { layer, head, value: role.value };
+      if (role && !["sink", "first token", "uniform"].includes(role.name) && role.value > best.value) best = { layer, head, value: role.value };
     }),
   );
   return { layer: best.layer, head: best.head };

@@ -2,16 +2,16 @@
 
 import { element, svg } from "./dom.js";
 
-const [WIDTH, HEIGHT, LEFT, BOTTOM] = [420, 150, 36, 18];
+const [WIDTH, HEIGHT, LEFT, BOTTOM] = [500, 90, 30, 16];
 
 export class LossChart {
   constructor() {
     this.caption = element("span");
     this.chart = element("div", { className: "loss-chart" });
     this.node = element(
-      "section",
-      { className: "losses-by-position", "aria-label": "validation loss by position" },
-      element("h3", {}, "Validation loss by position ", this.caption),
+      "figure",
+      { className: "card losses-by-position", "aria-label": "validation loss by position" },
+      element("figcaption", {}, element("span", {}, "validation loss by position"), this.caption),
       this.chart,
     );
   }
@@ -22,7 +22,7 @@ export class LossChart {
     this.node.hidden = !drawn.length;
     if (!drawn.length) return;
     const current = drawn.findLast((validation) => validation.step <= step) ?? drawn[0];
-    this.caption.textContent = `nats, at step ${current.step} (bold) and the other validations`;
+    this.caption.textContent = `nats; bold: step ${current.step}`;
     const values = drawn.flatMap(({ losses }) => losses.filter((loss) => loss !== null));
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const last = Math.max(...drawn.flatMap(({ positions }) => positions));
@@ -45,7 +45,7 @@ export class LossChart {
     this.chart.replaceChildren(
       svg(
         "svg",
-        { width: WIDTH, height: HEIGHT, role: "img", "aria-label": `loss ${current.losses[0]} at position 0, ${current.losses.at(-1)} at position ${current.positions.at(-1)}` },
+        { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `loss ${current.losses[0]} at position 0, ${current.losses.at(-1)} at position ${current.positions.at(-1)}` },
         label(high.toFixed(1), LEFT - 4, 12, "end"),
         label(low.toFixed(1), LEFT - 4, HEIGHT - BOTTOM - 2, "end"),
         ...ticks.map((position) => label(position, x(position), HEIGHT - 4, "middle")),

@@ -15,7 +15,7 @@ export const METRICS = {
     isRole: true,
     about: "repeated random sequence: mean weight on the earlier copy of the token",
   },
-  normalised_entropy: { name: "normalised entropy", isFraction: true, about: "entropy divided by its maximum; 1 is uniform attention" },
+  normalised_entropy: { name: "norm. entropy", isFraction: true, about: "entropy divided by its maximum; 1 is uniform attention" },
   entropy: { name: "entropy", unit: "nats", about: "mean attention entropy of the queries" },
   distance: { name: "distance", unit: "tokens", about: "mean attention distance from query to key" },
   mean_ablation: { name: "importance", unit: "nats", about: "rise of the loss on this probe with the head's output replaced by its mean" },

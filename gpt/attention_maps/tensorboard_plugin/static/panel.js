@@ -1,17 +1,17 @@
 // One view: a run, a probe, a step, and the selected head.
 
+import { SCALES, colour, css, imageOf } from "./colours.js";
+import { Series, fetchLosses, headMap, rowStart, weight } from "./data.js";
 import { dropdown, element, setOptions } from "./dom.js";
-import { Series, fetchLosses, headMap } from "./data.js";
-import { HeadView } from "./head_view.js";
-import { LossChart } from "./loss_chart.js";
+import { MapView } from "./map_view.js";
 import { formatScore, roleOf } from "./metrics.js";
-import { Predictions } from "./predictions.js";
-import { ScoreTable } from "./score_table.js";
+import { StepSlider } from "./step_slider.js";
+import { TextView } from "./text_view.js";
 
 const PLAY_MILLISECONDS = 120;
 
 export class Panel {
-  // `onchange()` is called when the run, probe or step changes; `onselect` as in HeadView.
+  // `onchange()` is called when the run, probe or step changes; `onselect` as in MapView.
   constructor(name, onchange, onselect) {
     this.onchange = onchange;
     this.runs = {};
@@ -21,50 +21,38 @@ export class Panel {
     this.follow = true;
     this.playing = false;
     this.failed = false; // whether the map could not be loaded
+    this.losses = { by_position: [] }; // of the run, as fetchLosses returns them
     this.run = dropdown("Run", {}, "", (run) => this.choose(run, null));
     this.probe = dropdown("Probe", {}, "", (tag) => this.choose(this.run.select.value, tag));
-    this.slider = element("input", {
-      type: "range",
-      min: 0,
-      max: 0,
-      step: 1,
-      className: "slider",
-      "aria-label": `step of ${name}`,
-      oninput: () => this.goTo(Number(this.slider.value)),
-    });
-    this.stepText = element("span", { className: "step" });
-    this.playButton = element("button", { onclick: () => this.togglePlay() }, "▶ play");
+    this.slider = new StepSlider(name, (index) => this.goTo(index));
+    this.playButton = element("button", { className: "play", onclick: () => this.togglePlay() }, "▶ play");
     this.followBox = element("input", { type: "checkbox", checked: true, onchange: () => this.setFollow(this.followBox.checked) });
+    this.timeline = element(
+      "section",
+      { className: "row timeline", "aria-label": name },
+      this.run.field,
+      this.probe.field,
+      this.playButton,
+      element("button", { onclick: () => this.goBy(-1), "aria-label": "previous capture", title: "previous capture" }, "◀"),
+      this.slider.node,
+      element("button", { onclick: () => this.goBy(1), "aria-label": "next capture", title: "next capture" }, "▶"),
+      this.slider.text,
+      element("label", { className: "field" }, this.followBox, " follow latest"),
+    );
     this.title = element("h2");
     this.badge = element("span", { className: "badge" });
-    this.losses = []; // by position, of each validation of the run
-    this.lossChart = new LossChart();
     this.importance = element("span", { className: "badge importance", title: "rise of the loss on this probe without this head" });
     this.note = element("p", { className: "note", role: "status" });
-    this.view = new HeadView(onselect);
-    this.predictions = new Predictions(onselect);
-    this.table = new ScoreTable((step) => this.goTo(this.series.captures.findIndex((capture) => capture.step >= step)));
-    this.node = element(
+    this.map = new MapView(onselect);
+    this.text = new TextView(onselect);
+    this.mapNode = element(
       "section",
-      { className: "panel", "aria-label": name },
-      element("div", { className: "row" }, this.run.field, this.probe.field),
-      element(
-        "div",
-        { className: "row" },
-        this.playButton,
-        element("button", { onclick: () => this.goBy(-1), "aria-label": "previous capture", title: "previous capture" }, "◀"),
-        this.slider,
-        element("button", { onclick: () => this.goBy(1), "aria-label": "next capture", title: "next capture" }, "▶"),
-        this.stepText,
-        element("label", { className: "field" }, this.followBox, " follow latest"),
-      ),
+      { className: "map-panel", "aria-label": `map of ${name}` },
       element("div", { className: "row heading" }, this.title, this.badge, this.importance),
       this.note,
-      this.view.node,
-      this.predictions.node,
-      this.table.node,
-      this.lossChart.node,
+      this.map.node,
     );
+    this.nodes = [this.timeline, this.mapNode, this.text.node];
   }
 
   get capture() {
@@ -75,6 +63,11 @@ export class Panel {
   get index() {
     const captures = this.series?.captures ?? [];
     return this.step === null ? captures.length - 1 : Math.max(0, captures.findLastIndex(({ step }) => step <= this.step));
+  }
+
+  // The capture whose maps are shown: the current one, or the last one before it that has maps.
+  get mapCapture() {
+    return this.series.captures.slice(0, this.index + 1).findLast((capture) => capture.has_maps) ?? null;
   }
 
   // Scores per step; scores that only the repeated random sequence defines come from that series.
@@ -131,12 +124,13 @@ export class Panel {
   }
 
   #listProbes() {
-    const tags = this.runs[this.series.run];
-    setOptions(
-      this.probe.select,
-      Object.fromEntries(Object.entries(tags).map(([tag, metadata]) => [tag, `${tag.replace(/^attention\//, "")} · ${preview(metadata)}`])),
-      this.series.tag,
-    );
+    const names = {};
+    for (const [tag, metadata] of Object.entries(this.runs[this.series.run])) {
+      const name = nameOf(metadata);
+      const same = Object.values(names).filter((other) => other === name || other.startsWith(`${name} (`)).length;
+      names[tag] = same ? `${name} (${same + 1})` : name;
+    }
+    setOptions(this.probe.select, names, this.series.tag);
     this.run.select.value = this.series.run;
   }
 
@@ -153,8 +147,11 @@ export class Panel {
 
   goTo(index) {
     const captures = this.series?.captures ?? [];
-    if (!captures.length) return;
-    this.step = captures[Math.min(captures.length - 1, Math.max(0, index))].step;
+    if (captures.length) return this.goToStep(captures[Math.min(captures.length - 1, Math.max(0, index))].step);
+  }
+
+  goToStep(step) {
+    this.step = step;
     this.#setFollow(false);
     return this.onchange();
   }
@@ -191,46 +188,65 @@ export class Panel {
     this.playButton.textContent = "▶ play";
   }
 
-  // `options` is {scale, maskFirst, direction, dark, reference}: the predictions to compare with.
+  // `options` is {scale, maskFirst, direction, dark, announce}; when two views are compared, also {place: first or
+  // second, reference: the predictions to compare with}.
   async draw({ layer, head }, options, selectedToken) {
-    const { series, capture } = this;
-    this.slider.max = series.captures.length - 1;
-    this.slider.value = this.index;
-    this.slider.setAttribute("aria-valuetext", `step ${capture.step}`);
-    this.stepText.textContent = `step ${capture.step} (${this.index + 1} of ${series.captures.length})`;
-    const inRange = capture.scores.sink[layer]?.[head] !== undefined;
-    this.title.textContent = `Layer ${layer}, head ${head}`;
-    const role = roleOf(this.scores, layer, head, series.size);
+    const { series, capture, scores, map } = this;
+    this.slider.draw(series.captures, this.index, this.losses);
+    this.title.textContent = options.place ? `L${layer}H${head}, ${options.place}` : `Layer ${layer}, head ${head}`;
+    const role = roleOf(scores, layer, head, series.size);
     this.badge.textContent = role ? `${role.name} ${role.value.toFixed(2)}` : "no clear role";
-    this.badge.dataset.role = role?.name ?? "";
-    const importance = this.scores.mean_ablation ?? this.scores.zero_ablation;
+    const importance = scores.mean_ablation ?? scores.zero_ablation;
     this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], "mean_ablation")}` : "";
     this.importance.hidden = !importance;
-    this.table.draw(this.history, this.scores, capture.step, layer, head);
-    this.lossChart.draw(this.losses, capture.step);
-    let map = null;
+    this.weights = await this.#load(layer, head, options.maskFirst);
+    const token = selectedToken === null || selectedToken >= series.size ? null : selectedToken;
+    this.text.draw(series.metadata, this.weights, capture.predictions, options.reference, options, token);
+    map.draw({
+      labels: series.metadata.labels,
+      nameOf: (token) => this.text.nameOf(token),
+      image: this.weights && imageOf(this.weights, series.size, options.scale, options.dark),
+      valueAt: (query, key) => this.valueAt(query, key),
+      selected: token,
+      direction: options.direction,
+      title: `attention map of layer ${layer}, head ${head}, step ${capture.step}`,
+      fileName: `attention ${series.run.replaceAll(/[^\w-]+/g, "_")} step ${capture.step} layer ${layer} head ${head}`,
+      scale: {
+        colourAt: (brightness) => css(colour(brightness)),
+        ticks: Object.fromEntries([0, 0.01, 0.1, 0.25, 0.5, 1].map((weight) => [weight, Math.max(0, SCALES[options.scale](weight))])),
+      },
+    });
+  }
+
+  // The packed map of a head, or null with a note that says why there is none.
+  async #load(layer, head, maskFirst) {
+    const { series, capture, mapCapture } = this;
     this.failed = false;
     this.note.textContent = "";
-    if (!inRange) {
+    if (capture.scores.sink[layer]?.[head] === undefined) {
       this.note.textContent = "The model of this run does not have this head.";
-    } else if (!capture.has_maps) {
-      this.note.textContent = "This probe has scores at every step, and maps at the last step only.";
+    } else if (!mapCapture) {
+      const first = series.captures.find((later) => later.has_maps);
+      this.note.textContent = `This probe has no map up to this step${first ? `; the first one is at step ${first.step}` : ""}.`;
     } else {
+      if (mapCapture !== capture) this.note.textContent = `Map of step ${mapCapture.step}: this probe has maps at some of the captures.`;
       try {
-        map = headMap(await series.layer(capture, layer), head, series.size, options.maskFirst);
+        return headMap(await series.layer(mapCapture, layer), head, series.size, maskFirst);
       } catch (error) {
         this.failed = true;
         this.note.textContent = `The map could not be loaded (${error.message}); retrying.`;
       }
     }
-    const token = selectedToken === null || selectedToken >= series.size ? null : selectedToken;
-    this.predictions.draw(series.metadata, capture.predictions, token, options.reference);
-    this.view.draw(series.metadata, map, options, token, `attention map of layer ${layer}, head ${head}, step ${capture.step}`);
+    return null;
+  }
+
+  valueAt(query, key) {
+    return weight(this.weights[rowStart(query) + key]);
   }
 }
 
-function preview({ labels, repeats }) {
+function nameOf({ labels, repeats, generated_from }) {
   if (repeats) return "repeated random sequence";
   const text = labels.slice(1).join("").replaceAll("·", " ").replaceAll("⏎", " ").trim();
-  return text.length > 36 ? `${text.slice(0, 36)}…` : text;
+  return `“${text.length > 40 ? `${text.slice(0, 40)}…` : text}”${generated_from === null ? "" : " continued"}`;
 }
