@@ -24,28 +24,32 @@ def main(logdir: Path) -> None:
         series = wait_for_runs(address, {"quickstart", "induction"})["induction"]
         random = next(tag for tag in series if "random" in tag)
         browser = playwright.chromium.launch(executable_path=chromium(), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1360, "height": 1250})
+        page = browser.new_page(viewport={"width": 1366, "height": 660})
         _open(page, f"{address}/", HEAD | {"step": 720})
-        _save(page.screenshot(), "attention_tab")
+        _save(_image(page), "attention_tab")
         alone = f"{address}/data/plugin_entry.html?name=attention"
+        page.set_viewport_size({"width": 1366, "height": 720})
         _open(page, alone, HEAD | {"step": 720, "compare": 1, "run2": "quickstart", "step2": 146})
-        _save_panels(page, "attention_tab_compared")
-        view = {"run": "induction", "layer": 1, "head": 0, "token": 50, "probe": random, "probe2": random}
-        _open(page, alone, view | {"step": 1482, "compare": 1, "run2": "induction", "step2": 1790})
-        _save_panels(page, "induction")
+        _save(_image(page), "attention_tab_compared")
+        page.set_viewport_size({"width": 1366, "height": 800})
+        view = {"run": "induction", "token": 50, "probe": random, "probe2": random, "run2": "induction"}
+        view |= {"step": 1482, "compare": 1, "step2": 1790}
+        _open(page, alone, view | {"layer": 1, "head": 0})
+        induction = _image(page)
+        _open(page, alone, view | {"layer": 0, "head": 0})
+        maps = page.locator(".map-panel")
+        boxes = [box for box in (maps.nth(view).bounding_box() for view in (0, 2)) if box]
+        bottom = int(boxes[0]["y"] + boxes[0]["height"]) + 8
+        both = Image.new("RGB", (induction.width, induction.height + bottom - int(boxes[0]["y"])), "white")
+        both.paste(_image(page).crop((0, 0, induction.width, bottom)), (0, 0))
+        both.paste(induction.crop((0, int(boxes[0]["y"]), *induction.size)), (0, bottom))
+        _save(both, "induction")
         page.goto("about:blank")
         browser.close()
 
 
-def _save_panels(page: Page, name: str) -> None:
-    """Save both views side by side."""
-    panels = page.locator("section.panel")
-    first, second = panels.nth(0).bounding_box(), panels.nth(1).bounding_box()
-    assert first is not None
-    assert second is not None
-    width = second["x"] + second["width"] - first["x"]
-    clip = {"x": first["x"], "y": first["y"], "width": width, "height": first["height"]}
-    _save(page.screenshot(clip=clip, full_page=True), name)
+def _image(page: Page) -> Image.Image:
+    return Image.open(io.BytesIO(page.screenshot())).convert("RGB")
 
 
 def _open(page: Page, address: str, view: dict[str, Any]) -> None:
@@ -54,9 +58,8 @@ def _open(page: Page, address: str, view: dict[str, Any]) -> None:
     page.wait_for_timeout(5000)
 
 
-def _save(png: bytes, name: str) -> None:
-    image = Image.open(io.BytesIO(png)).convert("RGB")
-    image.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE).save(
+def _save(image: Image.Image, name: str) -> None:
+    image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
         IMAGES / f"{name}.png", optimize=True
     )
 

@@ -21,15 +21,14 @@ export class Curves {
     this.x = (step) => MARGIN + ((Math.log1p(step) - Math.log1p(first)) / (Math.log1p(last) - Math.log1p(first) || 1)) * (WIDTH - 2 * MARGIN);
     this.steps = [...new Set(steps)];
     this.axis.textContent = `Layer ${layer}, head ${head}: steps ${first} to ${last}, log scale${views.length > 1 ? "; orange: first view, blue: second" : ""}`;
-    const cards = [];
+    const copies = views.flatMap(({ losses }) => [losses.first_copy ?? [], losses.second_copy ?? []]);
+    const shown = views.map(({ losses, step }) => [losses.first_copy, losses.second_copy].map((line) => valueAt(line, step)?.toFixed(2) ?? "–").join(", "));
+    const cards = [this.#card("loss on first and (dashed) second copy", "repeated random sequence: mean loss in nats on its first copy, which is not predictable, and on the second", copies, shown, views, null, "wide")];
     for (const [metric, { name, about, unit, isFraction }] of Object.entries(METRICS)) {
       const lines = views.map(({ history }) => history.map(({ step, scores }) => [step, scores[metric]?.[layer]?.[head]]));
       const values = views.map(({ scores }) => scores[metric]?.[layer]?.[head]?.toFixed(2) ?? "–");
       cards.push(this.#card(name, about + (unit ? `, in ${unit}` : ""), lines, values, views, isFraction ? [0, 1] : null));
     }
-    const copies = views.flatMap(({ losses }) => [losses.first_copy ?? [], losses.second_copy ?? []]);
-    const shown = views.map(({ losses, step }) => [losses.first_copy, losses.second_copy].map((line) => valueAt(line, step)?.toFixed(2) ?? "–").join(", "));
-    cards.push(this.#card("loss on first and (dashed) second copy", "repeated random sequence: mean loss in nats on its first copy, which is not predictable, and on the second", copies, shown, views, null, "wide"));
     this.cards.replaceChildren(...cards.filter(Boolean));
   }
 

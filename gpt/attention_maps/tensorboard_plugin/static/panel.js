@@ -197,7 +197,7 @@ export class Panel {
     const role = roleOf(scores, layer, head, series.size);
     this.badge.textContent = role ? `${role.name} ${role.value.toFixed(2)}` : "no clear role";
     const importance = scores.mean_ablation ?? scores.zero_ablation;
-    this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], "mean_ablation")}` : "";
+    this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], options.place ? "" : "mean_ablation")}` : "";
     this.importance.hidden = !importance;
     this.weights = await this.#load(layer, head, options.maskFirst);
     const token = selectedToken === null || selectedToken >= series.size ? null : selectedToken;
