@@ -1,9 +1,11 @@
-"""Text to token ids and back with tiktoken: GPT-2's BPE (included, works offline), bytes, or any tiktoken encoding."""
+"""Text to token ids and back with tiktoken: GPT-2's BPE, bytes, any tiktoken encoding, or a vocabulary of your own."""
 
 import base64
 import codecs
 import hashlib
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from operator import itemgetter
@@ -34,22 +36,33 @@ _GPT2_RUN = re.compile(rf"{WHITESPACE}+")
 _CL100K_RUN = re.compile(rf"(?:(?![\r\n]){WHITESPACE})+")
 
 
+@dataclass(frozen=True)
+class Vocabulary:
+    """A byte-level BPE vocabulary that splits text by GPT-2's pattern; ``gpt.tokenizer_json`` reads and writes it."""
+
+    ranks: Mapping[bytes, int]  # of all 256 bytes and of every merge, as ``Tokenizer.ranks``
+    special_tokens: Mapping[str, int]  # end-of-text first; the others are in no text
+
+
 class Tokenizer:
     """A tiktoken encoding whose only special token is end-of-text.
 
     ``name`` is ``"gpt2"`` (50,257 ids), ``"bytes"`` (256 byte values and end-of-text), or one that
-    ``tiktoken.get_encoding`` downloads on first use. End-of-text *begins* each document (as in llm.c and
-    build-nanogpt), so unconditional generation starts from it.
+    ``tiktoken.get_encoding`` downloads on first use; or a vocabulary is given, which names itself. End-of-text *begins*
+    each document (as in llm.c and build-nanogpt), so unconditional generation starts from it.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.pattern_family = _PATTERN_FAMILIES.get(name)  # of the regex that splits text into words; None: unknown
-        self._encoding = _load_encoding(name)
+    def __init__(self, name: str | Vocabulary) -> None:
+        self.vocabulary = name if isinstance(name, Vocabulary) else None  # None: the name says all
+        self._encoding = _own_encoding(name) if isinstance(name, Vocabulary) else _load_encoding(name)
         if END_OF_TEXT not in self._encoding.special_tokens_set:
             raise UserError(f"tokenizer {name!r} has no {END_OF_TEXT} token; use gpt2, bytes or cl100k_base")
-        self.vocab_size = self._encoding.n_vocab  # end-of-text included
         self.eot_id = self._encoding.encode_single_token(END_OF_TEXT)
+        self._special_tokens = {i: token.encode() for token, i in name.special_tokens.items()} if self.vocabulary else {}
+        self.vocab_size = max([self._encoding.max_token_value, *self._special_tokens]) + 1  # end-of-text included
+        self.name = f"bpe{self.vocab_size}-{self.sha256[:8]}" if isinstance(name, Vocabulary) else name
+        # Of the regex that splits text into words; None: unknown.
+        self.pattern_family = "gpt2" if self.vocabulary else _PATTERN_FAMILIES.get(self.name)
 
     @cached_property
     def ranks(self) -> dict[bytes, int]:
@@ -58,9 +71,10 @@ class Tokenizer:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256 of the ranks in tiktoken's file format: equal vocabularies have equal hashes."""
+        """SHA-256 of the ranks in tiktoken's file format, and of a vocabulary's special tokens."""
         lines = (base64.b64encode(token) + b" %d\n" % rank for token, rank in self.ranks.items())
-        return hashlib.sha256(b"".join(lines)).hexdigest()
+        special = repr(dict(self.vocabulary.special_tokens)).encode() if self.vocabulary else b""
+        return hashlib.sha256(b"".join(lines) + special).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Encode text; a literal ``<|endoftext|>`` in it is ordinary text."""
@@ -103,8 +117,8 @@ class Tokenizer:
             raise UserError(f"id {token} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
         try:
             return self._encoding.decode_single_token_bytes(token)
-        except KeyError:  # some vocabularies have unused ids
-            return "\ufffd".encode()
+        except KeyError:  # a special token, or an unused id
+            return self._special_tokens.get(token, "\ufffd".encode())
 
     def utf8_lengths(self) -> NDArray[np.int64]:
         """Number of text bytes of each id, 0 for end-of-text: (vocab_size,)."""
@@ -159,12 +173,17 @@ def _load_encoding(name: str) -> tiktoken.Encoding:
         ) from error
 
 
-def _gpt2_encoding() -> tiktoken.Encoding:
-    from tiktoken_ext.openai_public import r50k_pat_str  # tiktoken.get_encoding("gpt2") would use the network
-
+def _gpt2_encoding() -> tiktoken.Encoding:  # tiktoken.get_encoding("gpt2") would use the network
     content = _GPT2_RANKS.read_bytes()
     if hashlib.sha256(content).hexdigest() != _GPT2_SHA256:
         raise UserError(f"{_GPT2_RANKS} is damaged (its SHA-256 is not OpenAI's); reinstall mini-gpt")
     ranks = {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, content.splitlines())}
-    end_of_text = {END_OF_TEXT: len(ranks)}
-    return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=end_of_text)
+    return _own_encoding(Vocabulary(ranks, {END_OF_TEXT: len(ranks)}))
+
+
+def _own_encoding(vocabulary: Vocabulary) -> tiktoken.Encoding:
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    end_of_text = {END_OF_TEXT: next(iter(vocabulary.special_tokens.values()))}
+    ranks = dict(vocabulary.ranks)
+    return tiktoken.Encoding("bpe", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens=end_of_text)
