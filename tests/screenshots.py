@@ -59,9 +59,7 @@ def _open(page: Page, address: str, view: dict[str, Any]) -> None:
 
 
 def _save(image: Image.Image, name: str) -> None:
-    image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(
-        IMAGES / f"{name}.png", optimize=True
-    )
+    image.quantize(256, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE).save(IMAGES / f"{name}.png", optimize=True)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from torch.utils.tensorboard import SummaryWriter
 
 from gpt.attention_maps.tensorboard_plugin import AttentionLoader
 from tests.attention_events import read_captures, unpack_layer
+from tests.runs import scalars
 from tests.serving import (
     get,
     get_captures,
@@ -63,7 +65,7 @@ def test_the_server_returns_what_was_written(served: Served) -> None:
                 assert packed == gzip.decompress(blob)
 
 
-def test_the_server_returns_predictions_and_losses_by_position(served: Served) -> None:
+def test_the_server_returns_predictions_and_losses(served: Served) -> None:
     address, folder = served
     (tag,) = (tag for tag in read_captures(folder / "real") if "text" in tag)
     for capture in wait_for_captures(address, "real", tag, 4):
@@ -72,14 +74,33 @@ def test_the_server_returns_predictions_and_losses_by_position(served: Served) -
         assert [len(row) for row in capture["predictions"]["likeliest"]] == [5] * tokens
         assert all(1 >= a >= b > 0 for a, b, *_ in capture["predictions"]["probabilities"])
     status, body = get(address, "losses", run="real")
-    validations = json.loads(body)
     assert status == 200
+    losses = json.loads(body)
+    validations = losses["by_position"]
     assert [validation["step"] for validation in validations] == [12, 24, 30]
     for validation in validations:
         assert len(validation["losses"]) == len(validation["positions"])
         assert validation["positions"][0] == 0
         assert all(1 < loss < 7 for loss in validation["losses"])  # ln(257) is 5.5
-    assert get(address, "losses", run="long") == (200, b"[]")
+    names = {"train": "loss/train_nats", "val": "loss/val_nats"}
+    names |= {f"{copy}_copy": f"scores/{copy}_copy_loss_nats" for copy in ("first", "second")}
+    for name, tag in names.items():
+        assert losses[name] == [list(point) for point in scalars(folder / "real", tag).items()], name
+    empty = {"by_position": [], "train": [], "val": [], "first_copy": [], "second_copy": []}
+    status, body = get(address, "losses", run="long")
+    assert (status, json.loads(body)) == (200, empty)
+
+
+def test_losses_of_earlier_event_files_are_read(tmp_path: Path) -> None:
+    write_run(tmp_path / "old", [0])
+    with SummaryWriter(str(tmp_path / "old")) as writer:
+        writer.add_scalar("train/loss_nats", 3.5, 1)
+        writer.add_scalar("val/loss_nats", float("nan"), 1)
+    with tensorboard(tmp_path) as address:
+        wait_for_runs(address, {"old"})
+        losses = json.loads(get(address, "losses", run="old")[1])
+    assert losses["train"] == [[1, 3.5]]
+    assert losses["val"] == []  # NaN is not JSON
 
 
 def test_newer_than_limits_the_scores_to_newer_captures(served: Served) -> None:

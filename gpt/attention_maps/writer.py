@@ -118,7 +118,9 @@ def _copy_losses(capture: Capture) -> list[Summary.Value]:
         return []
     losses, P = capture.predictions.losses, len(capture.probe.token_ids) // 2
     means = {"first": losses[:P].mean(), "second": losses[P + 1 :].mean()}
-    return [Summary.Value(tag=f"scores/{copy}_copy_loss_nats", simple_value=float(loss)) for copy, loss in means.items()]
+    return [
+        Summary.Value(tag=f"scores/{copy}_copy_loss_nats", simple_value=float(loss)) for copy, loss in means.items()
+    ]
 
 
 def attention_image(maps: NDArray[np.float32]) -> Image.Image:

@@ -160,7 +160,9 @@ class AttentionPlugin(TBPlugin):  # type: ignore[misc]
         options = {"downsample": _MAX_POINTS, "run_tag_filter": _filter(run, *tags)}
         found = self._data.read_scalars(**_scope(request) | {"plugin_name": "scalars"}, **options).get(run, {})
         return {
-            name: [(point.step, point.value) for tag in tags for point in found.get(tag, ()) if math.isfinite(point.value)]
+            name: [
+                (point.step, point.value) for tag in tags for point in found.get(tag, ()) if math.isfinite(point.value)
+            ]
             for name, tags in _CURVES.items()
         }
 
