@@ -5,6 +5,7 @@ shape and the tokenizer's name as plain values, ``format_version``, and the stat
 training reads.
 """
 
+import json
 import re
 import warnings
 import zipfile
@@ -17,12 +18,14 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gpt.data.manifest import MANIFEST_NAME, Manifest
 from gpt.errors import UserError
 from gpt.files import atomic_write
 from gpt.huggingface import CONFIG, read_pretrained, to_float32
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
-from gpt.tokenizer import Tokenizer
+from gpt.tokenizer import Tokenizer, is_tokenizer_name
+from gpt.tokenizer_json import TOKENIZER_JSON, parse_tokenizer, read_json, read_settings, tokenizer_json
 
 FORMAT_VERSION = 2
 BEST, LAST = "best.ckpt", "last.ckpt"
@@ -100,7 +103,7 @@ def _read_weights(path: str | Path) -> tuple[GPTConfig, dict[str, torch.Tensor],
     content = read_checkpoint(path)
     try:
         shape = content["hyper_parameters"]["model"]
-        config, tokenizer = GPTConfig(**shape), Tokenizer(content["hyper_parameters"]["tokenizer"])
+        config, tokenizer = GPTConfig(**shape), _read_tokenizer(content)
         if missing := asdict(config).keys() - shape.keys():
             raise UserError(f"its config has no {', '.join(sorted(missing))}")
         weights = {str(name): to_float32(name, tensor) for name, tensor in content["state_dict"].items()}
@@ -114,6 +117,36 @@ def _read_weights(path: str | Path) -> tuple[GPTConfig, dict[str, torch.Tensor],
         if zlib.crc32(stored.numpy().data) not in checksums:
             raise UserError(f"{path} is damaged: the CRC-32 of {name} differs. Use another checkpoint")
     return config, {name.removeprefix(_PREFIX): tensor for name, tensor in weights.items()}, tokenizer
+
+
+def tokenizer_values(tokenizer: Tokenizer) -> dict[str, str]:
+    """A tokenizer as ``hyper_parameters`` of a checkpoint: its name, and a vocabulary of your own as JSON."""
+    vocabulary = {"vocabulary": json.dumps(tokenizer_json(tokenizer))} if tokenizer.vocabulary else {}
+    return {"tokenizer": tokenizer.name, **vocabulary}
+
+
+def _read_tokenizer(content: Mapping[str, Any]) -> Tokenizer:
+    name, vocabulary = content["hyper_parameters"]["tokenizer"], content["hyper_parameters"].get("vocabulary")
+    tokenizer = Tokenizer(name) if vocabulary is None else parse_tokenizer(json.loads(vocabulary))
+    if tokenizer.name != name:
+        raise UserError(f"its vocabulary is {tokenizer.name!r}; expected {name!r}")
+    return tokenizer
+
+
+def load_tokenizer(source: str) -> Tokenizer:
+    """The tokenizer of a name, or of a folder of prepared data, a tokenizer.json, or whatever ``load_model`` loads."""
+    path = Path(source)
+    if is_tokenizer_name(source) or not path.exists():
+        return Tokenizer(source)
+    if (path / MANIFEST_NAME).is_file():
+        return Manifest.load(path).open_tokenizer(path)
+    try:
+        if path.suffix == ".json" or (path / TOKENIZER_JSON).is_file():
+            file = path if path.suffix == ".json" else path / TOKENIZER_JSON
+            return parse_tokenizer(read_json(file), read_settings(file.parent))
+        return _read_tokenizer(read_checkpoint(path)) if not is_huggingface(path) else read_pretrained(source)[2]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{source} cannot be used: {error}") from None
 
 
 def is_finite(tensors: Iterable[torch.Tensor]) -> bool:
@@ -140,7 +173,7 @@ def write_model(path: Path, config: GPTConfig, weights: Mapping[str, torch.Tenso
     """Write a model without training state to a ``.ckpt`` file, from weights named as in the model's state_dict."""
     content = {
         "state_dict": {_PREFIX + name: tensor for name, tensor in weights.items()},
-        "hyper_parameters": {"model": asdict(config), "tokenizer": tokenizer.name, "document_mask": False},
+        "hyper_parameters": {"model": asdict(config), **tokenizer_values(tokenizer), "document_mask": False},
         "format_version": FORMAT_VERSION,
     }
     with atomic_write(path) as file:

@@ -16,9 +16,16 @@ from torch import Tensor
 
 from gpt.errors import UserError
 from gpt.files import atomic_write
-from gpt.huggingface_tokenizer import TOKENIZER_FILES, TOKENIZER_KEY, read_json, read_tokenizer, tokenizer_json
 from gpt.model.config import GPTConfig
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
+from gpt.tokenizer_json import (
+    TOKENIZER_FILES,
+    TOKENIZER_JSON,
+    TOKENIZER_KEY,
+    read_json,
+    read_tokenizer,
+    tokenizer_json,
+)
 
 log = logging.getLogger(__name__)
 
@@ -189,8 +196,11 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
     """
     from safetensors.torch import save
 
-    if tokenizer.name not in ("gpt2", "bytes"):
-        raise UserError(f"tokenizer {tokenizer.name!r} cannot be exported; gpt2 and bytes can")
+    if tokenizer.name not in ("gpt2", "bytes") and not tokenizer.vocabulary:
+        raise UserError(
+            f"tokenizer {tokenizer.name!r} cannot be exported; gpt2, bytes or your own vocabulary can"
+        )
+    end_of_text = next(iter(tokenizer.vocabulary.special_tokens)) if tokenizer.vocabulary else END_OF_TEXT
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; choose another")
     folder.mkdir(parents=True, exist_ok=True)
@@ -200,9 +210,9 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": config.context_length,
-            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), END_OF_TEXT),
+            **dict.fromkeys(("bos_token", "eos_token", "unk_token"), end_of_text),
         },
-        "tokenizer.json": tokenizer_json(tokenizer),
+        TOKENIZER_JSON: tokenizer_json(tokenizer),
         CONFIG: {
             "architectures": ["GPT2LMHeadModel"],
             "model_type": "gpt2",

@@ -20,6 +20,8 @@ from gpt.errors import UserError
 END_OF_TEXT = "<|endoftext|>"
 WHITESPACE = r"[^\S\x1c-\x1f]"  # Unicode's, as in tiktoken's patterns; Python's \s also matches U+001C to U+001F
 
+OWN_NAME = re.compile(r"bpe\d+-[0-9a-f]{8}")  # of a vocabulary of your own: its size and the beginning of its hash
+
 _GPT2_RANKS = Path(__file__).with_name("gpt2.tiktoken")
 # The hash that tiktoken pins for r50k_base, which has GPT-2's ranks.
 _GPT2_SHA256 = "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930"
@@ -58,8 +60,9 @@ class Tokenizer:
         if END_OF_TEXT not in self._encoding.special_tokens_set:
             raise UserError(f"tokenizer {name!r} has no {END_OF_TEXT} token; use gpt2, bytes or cl100k_base")
         self.eot_id = self._encoding.encode_single_token(END_OF_TEXT)
-        self._special_tokens = {i: token.encode() for token, i in name.special_tokens.items()} if self.vocabulary else {}
-        self.vocab_size = max([self._encoding.max_token_value, *self._special_tokens]) + 1  # end-of-text included
+        special = self.vocabulary.special_tokens if self.vocabulary else {}
+        self._special_tokens = {number: token.encode() for token, number in special.items()}
+        self.vocab_size = max(self._encoding.max_token_value, *special.values(), 0) + 1  # end-of-text included
         self.name = f"bpe{self.vocab_size}-{self.sha256[:8]}" if isinstance(name, Vocabulary) else name
         # Of the regex that splits text into words; None: unknown.
         self.pattern_family = "gpt2" if self.vocabulary else _PATTERN_FAMILIES.get(self.name)
@@ -156,13 +159,20 @@ class StreamDecoder:
         return self._decoder.decode(b"", final=True)
 
 
+def is_tokenizer_name(name: str) -> bool:
+    """Whether a name alone says which tokenizer it is."""
+    return name in ("bytes", "gpt2", *tiktoken.list_encoding_names())
+
+
 def _load_encoding(name: str) -> tiktoken.Encoding:
     if name == "bytes":
         ranks = {bytes([value]): value for value in range(256)}
         return tiktoken.Encoding("bytes", pat_str="(?s:.)", mergeable_ranks=ranks, special_tokens={END_OF_TEXT: 256})
     if name == "gpt2":
         return _gpt2_encoding()
-    if name not in tiktoken.list_encoding_names():
+    if OWN_NAME.fullmatch(name):
+        raise UserError(f"the vocabulary of tokenizer {name!r} is missing; give a folder or tokenizer.json that has it")
+    if not is_tokenizer_name(name):
         known = ", ".join(["gpt2", "bytes", *sorted(set(tiktoken.list_encoding_names()) - {"gpt2"})])
         raise UserError(f"unknown tokenizer {name!r}; expected one of {known}")
     try:

@@ -22,6 +22,7 @@ TOKENIZER_FILES = ("*token*", "*vocab*", "*bpe*", "merges.txt", "*.model")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json")
 _CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 _BPE_OPTIONS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
+_UNUSED = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")  # customary special tokens, which are in no text of GPT-2
 _GPT2_SPLITS = {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}
 
 # GPT-2 writes bytes as characters: printable ones as they are, the others from U+0100 on.
@@ -45,8 +46,7 @@ def read_tokenizer(folder: Path, model_config: Mapping[str, Any], vocab_size: in
     """The tokenizer of a model in Hugging Face's format: GPT-2's if the folder has no tokenizer files."""
     names = [path.name for path in folder.iterdir() if path.name not in _SETTINGS]
     files = sorted(name for name in names if any(fnmatch(name, pattern) for pattern in TOKENIZER_FILES))
-    special, settings, added = (read_json(folder / name) if (folder / name).is_file() else {} for name in _SETTINGS)
-    settings = {**model_config, **special, **settings, "added_tokens": added}
+    settings = {**model_config, **read_settings(folder)}
     if (name := settings.get("tokenizer_class")) not in _CLASSES:
         raise UserError(f"its tokenizer is a {name}; only GPT-2's byte-level BPE is supported")
     if not files:
@@ -64,6 +64,12 @@ def read_tokenizer(folder: Path, model_config: Mapping[str, Any], vocab_size: in
     if vocab_size < tokenizer.vocab_size or (vocab_size > tokenizer.vocab_size and not files):
         raise UserError(f"vocab_size is {vocab_size} and tokenizer {tokenizer.name!r} has {tokenizer.vocab_size} ids")
     return tokenizer
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """The settings of a tokenizer in the files beside it."""
+    special, settings, added = (read_json(folder / name) if (folder / name).is_file() else {} for name in _SETTINGS)
+    return {**special, **settings, "added_tokens": added}
 
 
 def parse_tokenizer(content: Mapping[str, Any], settings: Mapping[str, Any] | None = None) -> Tokenizer:
@@ -90,6 +96,9 @@ def parse_tokenizer(content: Mapping[str, Any], settings: Mapping[str, Any] | No
         if isinstance(error, UserError):
             raise
         raise UserError("its tokenizer is not a byte-level BPE tokenizer") from None
+    settings_tokens = {_content(value) for name, value in settings.items() if name.endswith("_token")}
+    if unknown := special.keys() - settings_tokens - {END_OF_TEXT, *_UNUSED}:
+        raise UserError(f"its tokenizer has the special token {min(unknown)!r:.40}, which is not supported")
     for name in ("gpt2", "bytes"):
         known = Tokenizer(name)
         is_end = special.get(END_OF_TEXT, known.eot_id) == known.eot_id
@@ -100,13 +109,21 @@ def parse_tokenizer(content: Mapping[str, Any], settings: Mapping[str, Any] | No
     return _with_same_merges(Tokenizer(Vocabulary(ranks, _end_of_text_first(special, settings))), merges)
 
 
+def _content(token: Any) -> str | None:
+    """The text of a token in the settings."""
+    content = token.get("content") if isinstance(token, dict) else token
+    return content if isinstance(content, str) else None
+
+
 def _check_splits(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
     """Whether text is split into words, by GPT-2's pattern; refuses any other way."""
     pre_tokenizer = content["pre_tokenizer"]
     if pre_tokenizer["type"] == "Sequence" and len(pre_tokenizer["pretokenizers"]) == 1:
         (pre_tokenizer,) = pre_tokenizer["pretokenizers"]
     pre_tokenizer = _GPT2_SPLITS | pre_tokenizer
-    is_other = pre_tokenizer["type"] != "ByteLevel" or pre_tokenizer["add_prefix_space"] or settings.get("add_prefix_space")
+    is_other = (
+        pre_tokenizer["type"] != "ByteLevel" or pre_tokenizer["add_prefix_space"] or settings.get("add_prefix_space")
+    )
     if is_other or content.get("normalizer") or any(map(content["model"].get, _BPE_OPTIONS)):
         raise UserError("its tokenizer differs from GPT-2's in how it splits text, and is not supported")
     return bool(pre_tokenizer["use_regex"])
@@ -114,8 +131,7 @@ def _check_splits(content: Mapping[str, Any], settings: Mapping[str, Any]) -> bo
 
 def _end_of_text_first(special: dict[str, int], settings: Mapping[str, Any]) -> dict[str, int]:
     """The special tokens, end-of-text first: ``<|endoftext|>``, else the eos token, else the only one."""
-    eos = settings.get("eos_token", settings.get("bos_token"))
-    eos = eos["content"] if isinstance(eos, dict) else eos
+    eos = _content(settings.get("eos_token", settings.get("bos_token")))
     candidates = [END_OF_TEXT, eos, *(special if len(special) == 1 else ())]
     end = next((token for token in candidates if token in special), None)
     if end is None:

@@ -21,6 +21,7 @@ Tokenize text and write it to a folder as token shards with a manifest, split in
   python scripts/prepare_data.py pydocs --output data/pydocs --tokenizer bytes
   python scripts/prepare_data.py book.txt notes/ 'logs/**/*.jsonl.gz' --output data/mine
   python scripts/prepare_data.py hf:HuggingFaceFW/fineweb-edu:sample-10BT --streaming --output data/fineweb
+  python scripts/prepare_data.py roman.txt --output data/roman --train-tokenizer 4096
   python scripts/prepare_data.py data/from_nanogpt --tokenizer gpt2      (imports token files: adds a manifest)
   python scripts/prepare_data.py --verify data/mine
 
@@ -41,7 +42,13 @@ def parser() -> ArgumentParser:
     add = parser.add_argument
     add("sources", nargs="*", metavar="SOURCE", help="text to prepare; several are read in the order given")
     add("--output", type=Path, metavar="DIR", help="folder to write to, such as data/NAME")
-    add("--tokenizer", metavar="NAME", help="gpt2 (default), bytes, or any tiktoken encoding")
+    add(
+        "--tokenizer",
+        metavar="NAME",
+        help="gpt2 (default), bytes, any tiktoken encoding, or what has a vocabulary: prepared data, a run folder, a "
+        "tokenizer.json, a Hugging Face GPT-2",
+    )
+    add("--train-tokenizer", type=int, default=0, metavar="N", help="train a vocabulary of N ids on the train split")
     add("--val-fraction", type=float, default=0.1, metavar="F", help="fraction of the text in val (default 0.1)")
     add("--text-column", default="text", metavar="C", help="text column of JSON, CSV, Parquet, datasets (default text)")
     add("--split", default="train", help="split of a dataset to read (default train)")
@@ -92,6 +99,7 @@ def body(argv: list[str]) -> int:
 
 
 def _prepare(args: argparse.Namespace) -> "tuple[Path, Manifest, bool]":
+    from gpt.checkpoint import load_tokenizer
     from gpt.data.documents import PrepareOptions
     from gpt.data.manifest import find_token_files, import_token_files
     from gpt.data.prepare import prepare
@@ -104,11 +112,14 @@ def _prepare(args: argparse.Namespace) -> "tuple[Path, Manifest, bool]":
             raise UserError("give --output DIR, a folder to write to (only a folder of token files needs none)")
         if args.tokenizer is None:
             raise UserError(f"{folder} has token files, which do not name their tokenizer; give --tokenizer NAME")
-        return folder, *import_token_files(folder, args.tokenizer)
+        return folder, *import_token_files(folder, load_tokenizer(args.tokenizer))
+    if args.tokenizer and args.train_tokenizer:
+        raise UserError("give either --tokenizer or --train-tokenizer")
     options = PrepareOptions(**{field.name: getattr(args, field.name) for field in fields(PrepareOptions)})
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     workers = cpus if args.workers is None else args.workers
-    return args.output, *prepare(args.sources, args.output, args.tokenizer or "gpt2", options, workers)
+    tokenizer = "gpt2" if args.train_tokenizer else load_tokenizer(args.tokenizer or "gpt2")
+    return args.output, *prepare(args.sources, args.output, tokenizer, options, workers)
 
 
 main = partial(run, body)  # takes argv, by default the process's; returns the exit status

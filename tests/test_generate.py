@@ -168,7 +168,10 @@ def test_streamed_pieces_join_to_the_text_and_contain_complete_characters(name: 
         pieces = list(
             stream(_Scripted(ids, tokenizer.vocab_size), tokenizer, [[]], Request(length, GREEDY, ("@@", "字字")), [0])
         )
-        assert "".join(piece.text for piece in pieces) == tokenizer.decode(ids[:length]) == pieces[-1].finished.text
+        # The longest beginning of the text whose bytes are generated: a character that was cut is left out.
+        generated = len(tokenizer.decode_bytes(ids[:length]))
+        whole = next(text[:end] for end in range(len(text), -1, -1) if len(text[:end].encode()) <= generated)
+        assert "".join(piece.text for piece in pieces) == whole == pieces[-1].finished.text
         for piece in pieces[:-1]:
             assert "\ufffd" not in piece.text or "\ufffd" in text
 
@@ -183,10 +186,16 @@ def test_a_stop_string_across_tokens_is_not_streamed(stop: str) -> None:
     assert pieces[-1].finished.finish_reason == "stop"
 
 
-def test_an_incomplete_character_at_the_end_is_replaced(tokenizer: Tokenizer) -> None:
+def test_an_incomplete_character_is_left_out_where_the_text_is_cut(tokenizer: Tokenizer) -> None:
     ids = [0x61, 0xF0, 0x9F]
     continuation = _one(_Scripted(ids, 257), tokenizer, [], Request(3, GREEDY))
-    assert continuation == Continuation("a\ufffd", ids, "length")
+    assert continuation == Continuation("a", ids, "length")
+
+
+def test_an_incomplete_character_before_end_of_text_is_replaced(tokenizer: Tokenizer) -> None:
+    ids = [0x61, 0xF0, 0x9F, tokenizer.eot_id]
+    continuation = _one(_Scripted(ids, 257), tokenizer, [], Request(9, GREEDY))
+    assert continuation == Continuation("a\ufffd", ids[:3], "eos")
 
 
 def test_the_repetition_penalty_covers_prompt_and_continuation(model: GPT, tokenizer: Tokenizer) -> None:

@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from gpt.checkpoint import load_model
 from gpt.errors import UserError
 from gpt.huggingface import read_pretrained, write_pretrained
-from gpt.huggingface_tokenizer import read_tokenizer, tokenizer_json
 from gpt.model.config import GPTConfig
 from gpt.model.transformer import GPT
 from gpt.tokenizer import Tokenizer
+from gpt.tokenizer_json import read_tokenizer, tokenizer_json
 from tests.runs import same_tensors
 
 SHAPES = {
@@ -145,7 +145,6 @@ def _other_vocabulary(folder: Path) -> None:
         (_config(tie_word_embeddings=False), "tie_word_embeddings is False"),
         (_config(n_inner=64), r"n_inner is 64; expected null or 4 \* n_embd \(192\)"),
         (_config(vocab_size=300), "has 300 token ids and its tokenizer 'bytes' 257"),
-        (_config(mini_gpt_tokenizer="gpt2"), "tokenizer differs from 'gpt2' in how it splits text"),
         (_config(n_head=5), "num_heads"),
         (_config(n_layer=2), r"Unexpected key.*h\.2\."),
         (_config(n_layer=4), r"Missing key.*blocks\.3\.attention_norm\.weight"),
@@ -159,7 +158,7 @@ def _other_vocabulary(folder: Path) -> None:
         (_weights(lambda w: w.update({"score.weight": torch.zeros(2)})), r"Unexpected key.*score\.weight"),
         (_weights(lambda w: w.update({"lm_head.weight": torch.zeros(257, 48)})), "untied LM head"),
         (_weights(lambda w: w.update({"transformer.wpe.weight": torch.zeros(8, 48)})), "size mismatch.*position_emb"),
-        (_other_vocabulary, "its tokenizer differs from 'bytes' in token 'a'"),
+        (_other_vocabulary, "byte-level BPE tokenizer that splits text as GPT-2's"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"\0" * 20), "is missing or damaged"),
         (lambda folder: (folder / "model.safetensors").unlink(), r"no model\.safetensors or .* \(pickled"),
         (lambda folder: (folder / "config.json").write_text("{"), "cannot be used"),
@@ -252,7 +251,7 @@ def test_a_pad_token_is_left_out(tmp_path: Path) -> None:
     theirs.resize_token_embeddings(258)
     theirs.save_pretrained(tmp_path)
     _add_token("[PAD]", 257)(tmp_path)
-    with pytest.raises(UserError, match=r"differs from 'bytes' in token '\[PAD\]'"):
+    with pytest.raises(UserError, match=r"has the special token '\[PAD\]'"):
         load_model(tmp_path)
     _json("tokenizer_config.json", lambda c: c.update(pad_token="[PAD]"))(tmp_path)
     model, tokenizer = load_model(tmp_path)
@@ -266,8 +265,8 @@ def _replace_tokenizer(name: str) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     "change,words",
     [
-        (_add_token("<|im_start|>", 257), r"in token '<\|im_start\|>'"),
-        (_json("added_tokens.json", lambda c: c.update({"<|user|>": 257})), r"in token '<\|user\|>'"),
+        (_add_token("<|im_start|>", 257), r"special token '<\|im_start\|>'"),
+        (_json("added_tokens.json", lambda c: c.update({"<|user|>": 257})), r"special token '<\|user\|>'"),
         (_json("tokenizer.json", lambda c: c["model"].update(merges=["a b"])), "in its merges"),
         (_json("tokenizer.json", lambda c: c.update(normalizer={"type": "Lowercase"})), "in how it splits text"),
         (_json("tokenizer.json", lambda c: c["model"].update(dropout=0.1)), "in how it splits text"),
@@ -357,7 +356,7 @@ def test_export_refuses_a_folder_that_is_not_empty_and_an_unsupported_tokenizer(
     with pytest.raises(UserError, match="not an empty folder"):
         write_pretrained(tmp_path, model.config, model.state_dict(), tokenizer)
     tokenizer.name = "cl100k_base"
-    with pytest.raises(UserError, match="gpt2 and bytes can"):
+    with pytest.raises(UserError, match="gpt2, bytes or your own"):
         write_pretrained(tmp_path / "new", model.config, model.state_dict(), tokenizer)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis"]
 

@@ -37,14 +37,14 @@ def _build_nanogpt(folder: Path) -> None:
 def test_imported_token_files_get_a_manifest_and_do_not_change(write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    manifest, new = import_token_files(tmp_path, "gpt2")
+    manifest, new = import_token_files(tmp_path, Tokenizer("gpt2"))
     assert new
     for split, texts in TEXTS.items():
         assert ids_of(tmp_path, split).tolist() == _ids(split).tolist()
         assert texts_of(tmp_path, split) == texts
         assert manifest.splits[split].documents == len(texts)
         assert manifest.splits[split].utf8_bytes == sum(len(text.encode()) for text in texts)
-    assert import_token_files(tmp_path, "gpt2") == (manifest, False)
+    assert import_token_files(tmp_path, Tokenizer("gpt2")) == (manifest, False)
     assert verify(tmp_path) == manifest
     (tmp_path / "manifest.json").unlink()
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
@@ -59,7 +59,7 @@ def test_token_files_of_a_large_vocabulary_are_uint32(tmp_path: Path, monkeypatc
     monkeypatch.setattr(tiktoken, "get_encoding", lambda name: large)
     for split in TEXTS:
         write_shard(tmp_path / f"{split}.bin", np.array([99_999, 97, 98], dtype="<u4"))
-    manifest, _ = import_token_files(tmp_path, "big")
+    manifest, _ = import_token_files(tmp_path, Tokenizer("big"))
     assert (manifest.dtype, manifest.splits["val"].utf8_bytes) == ("uint32", 2)
     assert ids_of(tmp_path, "val").tolist() == [99_999, 97, 98]
 
@@ -104,7 +104,11 @@ DAMAGE: list[tuple[Callable[[Path], None], Callable[[Path], object], str]] = [
     (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3)), "float64 array"),
     (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.array([{}])), "NumPy cannot read it"),
     (_build_nanogpt, lambda f: np.save(f / "edufineweb_val_000000.npy", np.zeros(3, "<u4")), "has ids of uint32"),
-    (_nanogpt, lambda folder: import_token_files(folder, "gpt2") and _nanogpt_changed(folder), "describes other data"),
+    (
+        _nanogpt,
+        lambda folder: import_token_files(folder, Tokenizer("gpt2")) and _nanogpt_changed(folder),
+        "describes other data",
+    ),
 ]
 
 
@@ -125,7 +129,7 @@ def test_damaged_and_unknown_files_are_refused(
     damage(tmp_path)
     manifest = (tmp_path / "manifest.json").read_bytes() if (tmp_path / "manifest.json").exists() else None
     with pytest.raises(UserError, match=words):
-        import_token_files(tmp_path, "gpt2")
+        import_token_files(tmp_path, Tokenizer("gpt2"))
     assert manifest == ((tmp_path / "manifest.json").read_bytes() if manifest else None)
     assert (tmp_path / "manifest.json").exists() == (manifest is not None)
 
@@ -135,7 +139,7 @@ def test_damage_after_the_import_is_found_on_opening_or_verifying(tmp_path: Path
         folder = tmp_path / name
         folder.mkdir()
         write(folder)
-        import_token_files(folder, "gpt2")
+        import_token_files(folder, Tokenizer("gpt2"))
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[:-2])
         with pytest.raises(UserError, match=name):

@@ -14,8 +14,8 @@ STAGES = [  # in the order of data flow
     {"errors"},
     {"files", "cli"},
     {"tokenizer"},
+    {"tokenizer_json"},
     {"data", "model"},
-    {"huggingface_tokenizer"},
     {"huggingface"},
     {"checkpoint", "generation"},
     {"attention_maps", "evaluation"},  # attention_maps.watch loads a checkpoint and generates

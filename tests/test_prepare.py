@@ -47,7 +47,7 @@ def test_equal_data_is_kept_and_other_data_is_refused(tmp_path: Path) -> None:
     _, written = prepare(sources, tmp_path / "data", "bytes")
     assert not written
     Path(sources[3]).write_text("changed")
-    for changed in ({"tokenizer_name": "bytes"}, {"tokenizer_name": "gpt2"}):
+    for changed in ({"tokenizer": "bytes"}, {"tokenizer": "gpt2"}):
         with pytest.raises(UserError, match="other sources or options"):
             prepare(sources, tmp_path / "data", **changed)
     after = {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in (tmp_path / "data").iterdir()}
@@ -74,14 +74,14 @@ def test_an_interrupted_run_is_completed_to_the_same_bytes(tmp_path: Path) -> No
         ("text " * 100, {"val_fraction": 1.0}, "val_fraction is"),
         ("text " * 100, {"val_fraction": float("nan")}, "val_fraction is"),
         ("text " * 100, {"shard_tokens": 0}, "shard_tokens is"),
-        ("text " * 100, {"tokenizer_name": "gtp2"}, "gtp2"),
+        ("text " * 100, {"tokenizer": "gtp2"}, "gtp2"),
         ("", {}, "contain no text"),
     ],
 )
 def test_a_user_error_writes_nothing(text: str, options: dict, words: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(text)
     with pytest.raises(UserError, match=words):
-        tokenizer = options.pop("tokenizer_name", "bytes")
+        tokenizer = options.pop("tokenizer", "bytes")
         prepare([str(tmp_path / "a.txt")], tmp_path / "data", tokenizer, PrepareOptions(**options))
     assert not (tmp_path / "data").exists()
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from gpt.tokenizer import Tokenizer
 
 MAX_PROBE_TOKENS = 256  # maps grow with the square: those of GPT-2 small take 2.2 MB at 64 tokens, 36 MB at 256
+CONTINUED = "⋯"  # the rest of a character that an earlier token began
 _MAX_REPEATED = 32
 _VISIBLE = {" ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 
@@ -54,16 +55,19 @@ def repeated_random_probe(tokenizer: Tokenizer, counts: NDArray[Any], context_le
 
 
 def token_labels(tokens: Sequence[bytes]) -> tuple[list[str], list[str]]:
-    """Return ``Probe.labels``, such as ``·cat`` or ``·‹F0›‹9F›``, and ``Probe.characters`` of consecutive tokens."""
+    """Return ``Probe.labels``, such as ``·cat``, and ``Probe.characters`` of consecutive tokens.
+
+    A character of several tokens is in the label of the first; the labels of the others begin with ``⋯``.
+    """
     text = b"".join(tokens).decode(errors="surrogateescape")  # an invalid byte becomes a lone surrogate
     # The index in the text of each byte's character.
     indices = [i for i, character in enumerate(text) for _ in character.encode(errors="surrogateescape")]
     labels, characters, start = [], [], 0
     for token in tokens:
         end = start + len(token)
-        labels.append("".join(map(_visible, token.decode(errors="surrogateescape"))))
-        split = set(indices[start:end]) & {*indices[:start], *indices[end:]}
-        characters.append("".join(text[i] for i in sorted(split)))
+        own, before = sorted({*indices[start:end]}), {*indices[:start]}
+        labels.append("".join(CONTINUED if i in before else _visible(text[i]) for i in own))
+        characters.append("".join(text[i] for i in own if i in before or i in indices[end:]))
         start = end
     return labels, characters
 

@@ -46,6 +46,7 @@ class PrepareOptions:
     split: str = "train"  # of a dataset
     encoding_errors: str = "strict"  # refuse bytes that are not UTF-8, or "replace" them by U+FFFD
     newlines: str = "keep"  # or normalise them to "lf"
+    train_tokenizer: int = 0  # number of ids of a vocabulary that is trained on the training split; 0: none is
 
     def __post_init__(self) -> None:
         for name, is_valid, expected in (
@@ -55,6 +56,11 @@ class PrepareOptions:
             ("special_tokens", self.special_tokens in ("text", "token", "error"), "text, token or error"),
             ("encoding_errors", self.encoding_errors in ("strict", "replace"), "strict or replace"),
             ("newlines", self.newlines in ("keep", "lf"), "keep or lf"),
+            (
+                "train_tokenizer",
+                self.train_tokenizer == 0 or 257 < self.train_tokenizer <= 2**20,
+                "from 258 to 1048576",
+            ),
         ):
             if not is_valid:
                 raise UserError(f"{name} is {getattr(self, name)!r}; expected {expected}")

@@ -41,12 +41,12 @@ class TextChunk(NamedTuple):
     document: str  # its name, for messages
 
 
-def chunk_text(blocks: Iterable[str], tokenizer: Tokenizer) -> Iterator[str]:
+def chunk_text(blocks: Iterable[str], pattern_family: str | None) -> Iterator[str]:
     """Cut a text, given in any blocks, into chunks whose concatenated ids are the ids of the whole.
 
-    Chunks are longer where the text cannot be cut; if the tokenizer's pattern is unknown, the whole text is one.
+    Chunks are longer where the text cannot be cut; if the tokenizer's pattern is unknown (None), the whole text is one.
     """
-    pattern = _CUTS.get(tokenizer.pattern_family or "")
+    pattern = _CUTS.get(pattern_family or "")
     pending: list[str] = []
     for block in blocks:
         for start in range(0, len(block), _CHUNK_CHARACTERS):

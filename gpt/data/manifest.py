@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from gpt.data.token_files import LAYOUTS, LLM_C, NANOGPT, Shard, Split, detect_layout, dtype_for, open_shard
 from gpt.errors import UserError
 from gpt.files import atomic_write, sha256_of_file
-from gpt.tokenizer import Tokenizer
+from gpt.tokenizer import OWN_NAME, Tokenizer
+from gpt.tokenizer_json import TOKENIZER_JSON, parse_tokenizer, read_json, tokenizer_json
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +54,11 @@ class Manifest:
         encoded_by = tokenizer.name, tokenizer.sha256, tokenizer.vocab_size, tokenizer.eot_id
         return Manifest(*encoded_by, dtype_for(tokenizer.vocab_size).name, splits, corpus_sha256, **fields)
 
-    def save(self, folder: Path) -> None:
-        """Write ``manifest.json``, after all other files: if it exists, the data is complete."""
+    def save(self, folder: Path, tokenizer: Tokenizer) -> None:
+        """Write a vocabulary of your own, then ``manifest.json``: if it exists, the data is complete."""
+        if tokenizer.vocabulary:
+            with atomic_write(folder / TOKENIZER_JSON) as file:
+                file.write(json.dumps(tokenizer_json(tokenizer), ensure_ascii=False).encode())
         with atomic_write(folder / MANIFEST_NAME) as file:
             file.write((json.dumps(asdict(self), indent=2) + "\n").encode())
 
@@ -87,6 +91,22 @@ class Manifest:
         """Whether a checkpoint's hash is of this data; earlier checkpoints have a hash of the whole manifest."""
         whole = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
         return sha256 in (self.sha256, whole)
+
+    def open_tokenizer(self, folder: Path) -> Tokenizer:
+        """The tokenizer that encoded the data; a vocabulary of your own lies in the folder."""
+        if not OWN_NAME.fullmatch(self.tokenizer):
+            tokenizer = Tokenizer(self.tokenizer)
+            self.check_tokenizer(tokenizer)
+            return tokenizer
+        path = folder / TOKENIZER_JSON
+        if not path.is_file():
+            raise UserError(f"{path} is missing; restore it, or prepare the data again")
+        try:
+            tokenizer = parse_tokenizer(read_json(path))
+            self.check_tokenizer(tokenizer)
+        except UserError as error:
+            raise UserError(f"{path} is not the vocabulary of this data ({error})") from None
+        return tokenizer
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raise a UserError unless this tokenizer encoded the data."""
@@ -162,7 +182,7 @@ class SplitTokens:
 def verify(folder: Path) -> Manifest:
     """Check every byte and every id of prepared data against its manifest."""
     manifest = Manifest.load(folder)
-    manifest.check_tokenizer(Tokenizer(manifest.tokenizer))
+    manifest.open_tokenizer(folder)
     for split in manifest.splits:
         tokens = SplitTokens(folder, manifest, split)
         tokens.check_bytes()
@@ -198,14 +218,13 @@ def find_token_files(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if path.suffix in (".bin", ".npy")) if folder.is_dir() else []
 
 
-def import_token_files(folder: Path, tokenizer_name: str) -> tuple[Manifest, bool]:
+def import_token_files(folder: Path, tokenizer: Tokenizer) -> tuple[Manifest, bool]:
     """Check a folder's token files and write their manifest; returns it, and False if it was there already.
 
     The files (of llm.c, modded-nanogpt, nanoGPT, build-nanogpt) do not change; their names contain their split.
     """
     if (folder / "meta.pkl").exists():
         raise UserError(f"{folder} has nanoGPT's character vocabulary (meta.pkl), not a tokenizer; prepare its text")
-    tokenizer = Tokenizer(tokenizer_name)
     existing = Manifest.load(folder) if (folder / MANIFEST_NAME).exists() else None
     if existing and existing.options:
         raise UserError(f"{folder} is prepared data already; verify it instead")
@@ -223,7 +242,7 @@ def import_token_files(folder: Path, tokenizer_name: str) -> tuple[Manifest, boo
     names = tuple(shard.name for shard in shards)
     manifest = Manifest.of(tokenizer, splits, corpus_sha256, sources=names, options={}, layout=layouts[0])
     if existing is None:
-        manifest.save(folder)
+        manifest.save(folder, tokenizer)
     elif existing != manifest:
         raise UserError(f"{folder / MANIFEST_NAME} describes other data or another tokenizer; delete it to replace it")
     return manifest, existing is None

@@ -2,10 +2,12 @@
 
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
+from functools import partial
 from itertools import groupby, zip_longest
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +19,7 @@ from gpt.data.manifest import MANIFEST_NAME, SPLITS, Manifest, SplitTokens
 from gpt.data.sources import HUB, find_sources, read_documents
 from gpt.data.split import CorpusStats, SplitPlan, measure_corpus, plan_split, split_key
 from gpt.data.token_files import Split, SplitWriter
+from gpt.data.train_tokenizer import sample, train_tokenizer
 from gpt.errors import UserError
 from gpt.files import exclusive
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
@@ -30,23 +33,30 @@ _UNFINISHED = ".unfinished"  # marks the folder of an incomplete run
 
 
 def prepare(
-    sources: list[str], output: Path, tokenizer_name: str, options: PrepareOptions | None = None, workers: int = 1
+    sources: list[str],
+    output: Path,
+    tokenizer: str | Tokenizer = "gpt2",
+    options: PrepareOptions | None = None,
+    workers: int = 1,
 ) -> tuple[Manifest, bool]:
     """Write the shards and the manifest of the sources; returns the manifest, and False if all was there already.
 
     Two passes over the documents hash and measure them for ``plan_split`` and encode them. With ``streaming`` there
     is one: the hash alone decides, so ``val_fraction`` holds on average and no document is divided; complete
     data is not compared with the text. The result does not depend on the number of workers (threads that encode).
+    With ``train_tokenizer`` the tokenizer is trained on a sample of the training split instead of given.
     """
     options = options or PrepareOptions()
     if workers < 1:
         raise UserError(f"workers is {workers}; expected at least 1")
-    tokenizer = Tokenizer(tokenizer_name)
+    trained = None
+    if not options.train_tokenizer:
+        trained = tokenizer if isinstance(tokenizer, Tokenizer) else Tokenizer(tokenizer)
     existing = _load_existing(output)
     found = find_sources(sources)
     corpus_sha256, plan, stats = _plan(sources, read_documents(found, options), options)
     if existing is not None:
-        wanted = {"text": corpus_sha256, "tokenizer": tokenizer.sha256, **asdict(options)}
+        wanted = {"text": corpus_sha256, "tokenizer": trained and trained.sha256, **asdict(options)}
         if _is_complete(output, existing, wanted):
             (output / _UNFINISHED).unlink(missing_ok=True)
             return existing, False
@@ -56,13 +66,14 @@ def prepare(
             raise UserError(f"another process has written to {output}; run the command again, or choose another folder")
         (output / _UNFINISHED).touch()
         _remove_shards(output)
-        documents = _with_keys(read_documents(found, options), stats, options.seed)
-        chunks = _log_hints(_chunk_documents(documents, tokenizer, options, plan), options.special_tokens)
-        batches = encode_chunks(chunks, tokenizer, options.special_tokens == "token", workers)
+        documents = partial(_chunk_documents, found, options, plan, stats)
+        trained = trained or _train_tokenizer(documents("gpt2"), options, sum(stats.sizes) if stats else math.inf)
+        chunks = _log_hints(documents(trained.pattern_family), options.special_tokens)
+        batches = encode_chunks(chunks, trained, options.special_tokens == "token", workers)
         total = sum(stats.sizes) / 1e6 if stats else 0.0
         batches = _log_progress(batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "MB encoded", total)
         try:
-            splits = _write_splits(batches, output, tokenizer, options.shard_tokens)
+            splits = _write_splits(batches, output, trained, options.shard_tokens)
         except UserError:  # leave nothing to continue: the same command would fail again
             if existing is None:
                 _remove_shards(output)
@@ -70,8 +81,8 @@ def prepare(
                 with suppress(OSError):  # the folder has other files
                     output.rmdir()
             raise
-        manifest = Manifest.of(tokenizer, splits, corpus_sha256, sources=tuple(sources), options=asdict(options))
-        manifest.save(output)
+        manifest = Manifest.of(trained, splits, corpus_sha256, sources=tuple(sources), options=asdict(options))
+        manifest.save(output, trained)
         (output / _UNFINISHED).unlink()
     return manifest, True
 
@@ -105,10 +116,12 @@ def _plan(
 
 def _is_complete(output: Path, existing: Manifest, wanted: dict[str, Any]) -> bool:
     """Whether the shards are those of the manifest; refuses to overwrite data of another text, tokenizer or options."""
-    found = {"text": existing.corpus_sha256, "tokenizer": existing.tokenizer_sha256, **existing.options}
+    found = {**asdict(PrepareOptions()), **existing.options}  # older data has fewer options
+    found |= {"text": existing.corpus_sha256, "tokenizer": wanted["tokenizer"] and existing.tokenizer_sha256}
     if different := [name for name, value in wanted.items() if found.get(name) != value]:
         raise UserError(f"{output} has data of other sources or options ({', '.join(different)}); delete it first")
     try:
+        existing.open_tokenizer(output)
         for split in existing.splits:
             SplitTokens(output, existing, split).check_bytes()
     except UserError as error:
@@ -137,16 +150,31 @@ def _with_keys(documents: Iterable[Document], stats: CorpusStats | None, seed: i
             yield document, key, size
 
 
+def _train_tokenizer(chunks: Iterable[TextChunk], options: PrepareOptions, total_bytes: float) -> Tokenizer:
+    texts = (chunk.text for chunk in chunks if chunk.split == "train")
+    if options.special_tokens == "token":
+        texts = (part for text in texts for part in text.split(END_OF_TEXT))
+    started = time.monotonic()
+    tokenizer = train_tokenizer(sample(texts, total_bytes * (1 - options.val_fraction)), options.train_tokenizer)
+    log.info("trained a vocabulary of %d ids in %.1f s", tokenizer.vocab_size, time.monotonic() - started)
+    return tokenizer
+
+
 def _chunk_documents(
-    documents: Iterable[KeyedDocument], tokenizer: Tokenizer, options: PrepareOptions, plan: SplitPlan
+    sources: list[str | Path],
+    options: PrepareOptions,
+    plan: SplitPlan,
+    stats: CorpusStats | None,
+    pattern_family: str | None,
 ) -> Iterator[TextChunk]:
+    """Read all documents and cut them into chunks."""
     empty: list[str] = []
-    for document, key, size in documents:
+    for document, key, size in _with_keys(read_documents(sources, options), stats, options.seed):
         digest = hashlib.sha256()
         if size == 0:
             empty.append(document.name)
         for split, blocks in groupby(plan.assign(key, size, document), key=itemgetter(0)):
-            for number, text in enumerate(chunk_text(map(itemgetter(1), blocks), tokenizer)):
+            for number, text in enumerate(chunk_text(map(itemgetter(1), blocks), pattern_family)):
                 if options.special_tokens == "error" and END_OF_TEXT in text:
                     raise UserError(f"{document.name} has a literal {END_OF_TEXT}; set special_tokens to text or token")
                 yield TextChunk(split, number == 0, text, document.name)

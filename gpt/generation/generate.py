@@ -85,7 +85,9 @@ class SequenceState:
             if len(self._new_ids) == self._request.max_new_tokens:
                 reason = "length"
         if reason is not None:  # what decoder and stop finder have held back is final
-            text += self._stops.push(self._decoder.finish()) + self._stops.finish()
+            # A text that was cut ends in whole characters.
+            rest = "" if reason == "length" else self._decoder.finish()
+            text += self._stops.push(rest) + self._stops.finish()
         if self._stops.found:
             reason = "stop"
         self._text += text

@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from gpt.data.manifest import Manifest, SplitTokens
 from gpt.data.windows import TokenWindows, TrainingBatch, TrainingBatches, TrainingLoader, Window
 from gpt.errors import UserError
-from gpt.tokenizer import Tokenizer
 from gpt.training.config import RunConfig
 
 _SEARCHED_TOKENS = 2**14
@@ -30,8 +29,7 @@ class TokenDataModule(L.LightningDataModule):
         folder = Path(config.data.path)
         self.config = config
         self.manifest = Manifest.load(folder)
-        self.tokenizer = Tokenizer(self.manifest.tokenizer)
-        self.manifest.check_tokenizer(self.tokenizer)
+        self.tokenizer = self.manifest.open_tokenizer(folder)
         self.train_windows, self.val_windows = (
             TokenWindows(SplitTokens(folder, self.manifest, split), config.model.context_length)
             for split in ("train", "val")

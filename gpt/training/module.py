@@ -15,7 +15,7 @@ from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 
 import gpt
-from gpt.checkpoint import FORMAT_VERSION
+from gpt.checkpoint import FORMAT_VERSION, tokenizer_values
 from gpt.data.manifest import Manifest
 from gpt.data.windows import TrainingBatch, Window
 from gpt.errors import UserError
@@ -37,7 +37,8 @@ class GPTModule(L.LightningModule):
         self.config = config
         self.manifest = manifest
         shape = {**asdict(config.model), "vocab_size": manifest.vocab_size}
-        plain_values = {"model": shape, "tokenizer": manifest.tokenizer, "document_mask": config.data.document_mask}
+        tokenizer = tokenizer_values(manifest.open_tokenizer(Path(config.data.path)))
+        plain_values = {"model": shape, **tokenizer, "document_mask": config.data.document_mask}
         self.save_hyperparameters(plain_values, logger=False)  # torch.load(weights_only=True) refuses other types
         self.model = GPT(GPTConfig(**shape))
         self.is_loss_compiled = False

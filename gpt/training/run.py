@@ -179,7 +179,7 @@ def copy_weights(model: GPT, init_from: str, tokenizer: Tokenizer) -> None:
     if source_tokenizer.sha256 != tokenizer.sha256:
         raise UserError(
             f"init_from {init_from} has tokenizer {source_tokenizer.name!r} and the data {tokenizer.name!r}; "
-            f"prepare the data with --tokenizer {source_tokenizer.name}"
+            f"prepare the data with --tokenizer {init_from if source_tokenizer.vocabulary else source_tokenizer.name}"
         )
     given, wanted = source.config, model.config
     wrong = [name for name in ("d_model", "num_layers", "num_heads") if getattr(given, name) != getattr(wanted, name)]

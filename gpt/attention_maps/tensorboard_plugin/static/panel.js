@@ -247,6 +247,6 @@ export class Panel {
 
 function nameOf({ labels, repeats, generated_from }) {
   if (repeats) return "repeated random sequence";
-  const text = labels.slice(1).join("").replaceAll("·", " ").replaceAll("⏎", " ").trim();
+  const text = labels.slice(1).join("").replaceAll("⋯", "").replaceAll("·", " ").replaceAll("⏎", " ").trim();
   return `“${text.length > 40 ? `${text.slice(0, 40)}…` : text}”${generated_from === null ? "" : " continued"}`;
 }
