@@ -197,9 +197,7 @@ def write_pretrained(folder: Path, config: GPTConfig, weights: Mapping[str, Tens
     from safetensors.torch import save
 
     if tokenizer.name not in ("gpt2", "bytes") and not tokenizer.vocabulary:
-        raise UserError(
-            f"tokenizer {tokenizer.name!r} cannot be exported; gpt2, bytes or your own vocabulary can"
-        )
+        raise UserError(f"tokenizer {tokenizer.name!r} cannot be exported; gpt2, bytes or your own vocabulary can")
     end_of_text = next(iter(tokenizer.vocabulary.special_tokens)) if tokenizer.vocabulary else END_OF_TEXT
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not an empty folder; choose another")

@@ -118,10 +118,12 @@ class Tokenizer:
     def _decode_one(self, token: int) -> bytes:
         if not 0 <= token < self.vocab_size:
             raise UserError(f"id {token} is outside tokenizer {self.name!r}, which has {self.vocab_size} ids")
+        if token in self._special_tokens:
+            return self._special_tokens[token]
         try:
             return self._encoding.decode_single_token_bytes(token)
-        except KeyError:  # a special token, or an unused id
-            return self._special_tokens.get(token, "\ufffd".encode())
+        except KeyError:  # some vocabularies have unused ids
+            return "\ufffd".encode()
 
     def utf8_lengths(self) -> NDArray[np.int64]:
         """Number of text bytes of each id, 0 for end-of-text: (vocab_size,)."""

@@ -286,6 +286,110 @@ def test_another_tokenizer_is_refused_by_name(change: Callable[[Path], None], wo
         load_model(tmp_path)
 
 
+FOREIGN = "Été à Québec — 日本語 ‘naïve’ кот\n\tx = 12345  "
+
+
+def _foreign(folder: Path, special: list[str], save: Callable[[Any, Path], Any]) -> Tokenizer:
+    """A GPT-2 of another language: ids of its special tokens first, then bytes, then merges."""
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator([FOREIGN * 3], vocab_size=300, special_tokens=special)
+    folder.mkdir()
+    save(trained, folder)
+    return trained
+
+
+@pytest.mark.parametrize(
+    "special,settings,end",
+    [
+        (["<|endoftext|>"], {}, "<|endoftext|>"),
+        (["<s>", "<pad>", "</s>", "<unk>", "<mask>"], {"eos_token": "</s>"}, "</s>"),
+        (["<s>", "</s>", "[PAD]"], {"eos_token": {"content": "</s>"}, "pad_token": "[PAD]"}, "</s>"),
+        (["<s>"], {}, "<s>"),
+    ],
+    ids=["gpt2's", "RoBERTa's", "own pad", "only one"],
+)
+@pytest.mark.parametrize("files", ["tokenizer.json", "vocab.json and merges.txt"])
+def test_a_gpt2_of_another_language_is_read_and_exported(
+    special: list[str], settings: dict[str, Any], end: str, files: str, tmp_path: Path
+) -> None:
+    from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
+
+    def save(trained: Any, folder: Path) -> None:
+        if files == "tokenizer.json":
+            trained.save(str(folder / files))
+        else:
+            trained.save_model(str(folder))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer", **settings}))
+
+    theirs = _foreign(tmp_path / "hf", special, save)
+    config = GPT2Config(vocab_size=theirs.get_vocab_size(), n_positions=16, n_embd=16, n_layer=1, n_head=2)
+    gpt2 = GPT2LMHeadModel(config).eval()
+    gpt2.save_pretrained(tmp_path / "hf")
+    model, tokenizer = load_model(tmp_path / "hf")
+    ids = theirs.encode(FOREIGN).ids
+    assert tokenizer.encode(FOREIGN) == ids
+    assert tokenizer.decode(ids) == FOREIGN
+    assert tokenizer.eot_id == theirs.token_to_id(end)
+    assert tokenizer.decode([tokenizer.eot_id]) == end
+    inputs = torch.tensor([ids[:16]])
+    torch.testing.assert_close(model(inputs), gpt2(inputs).logits, rtol=1e-4, atol=1e-4)
+    write_pretrained(tmp_path / "out", model.config, model.state_dict(), tokenizer)
+    assert load_model(tmp_path / "out")[1].sha256 == tokenizer.sha256
+    exported = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert exported(FOREIGN)["input_ids"] == ids
+    assert exported.eos_token_id == tokenizer.eot_id
+
+
+def _word_piece(folder: Path) -> None:
+    from tokenizers import BertWordPieceTokenizer
+
+    trained = BertWordPieceTokenizer()
+    trained.train_from_iterator([FOREIGN] * 3, vocab_size=300)
+    trained.save(str(folder / "tokenizer.json"))
+
+
+def _unigram(folder: Path) -> None:
+    from tokenizers import SentencePieceUnigramTokenizer
+
+    trained = SentencePieceUnigramTokenizer()
+    trained.train_from_iterator([FOREIGN] * 30, vocab_size=60, show_progress=False)
+    trained.save(str(folder / "tokenizer.json"))
+
+
+def _sentence_piece_bpe(folder: Path) -> None:
+    from tokenizers import SentencePieceBPETokenizer
+
+    trained = SentencePieceBPETokenizer()
+    trained.train_from_iterator([FOREIGN] * 3, vocab_size=60)
+    trained.save(str(folder / "tokenizer.json"))
+
+
+@pytest.mark.parametrize(
+    "save,words",
+    [
+        (_word_piece, "tokenizer is of type WordPiece"),
+        (_unigram, "tokenizer is of type Unigram"),
+        (_sentence_piece_bpe, "differs from GPT-2's in how it splits text"),
+        (
+            lambda folder: _foreign(folder / "x", ["<a>", "<b>"], lambda t, f: t.save(str(folder / "tokenizer.json"))),
+            "special token '<a>'",
+        ),
+        (
+            lambda folder: _foreign(
+                folder / "x", ["<s>", "<pad>"], lambda t, f: t.save(str(folder / "tokenizer.json"))
+            ),
+            r"names no eos_token",
+        ),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_read_is_named(save: Callable[[Path], Any], words: str, tmp_path: Path) -> None:
+    save(tmp_path)
+    with pytest.raises(UserError, match=words):
+        read_tokenizer(tmp_path, {}, 300)
+
+
 def test_vocab_json_and_merges_txt_are_compared(tmp_path: Path) -> None:
     from transformers import GPT2Tokenizer
 

@@ -67,12 +67,14 @@ def prepare(
         (output / _UNFINISHED).touch()
         _remove_shards(output)
         documents = partial(_chunk_documents, found, options, plan, stats)
-        trained = trained or _train_tokenizer(documents("gpt2"), options, sum(stats.sizes) if stats else math.inf)
-        chunks = _log_hints(documents(trained.pattern_family), options.special_tokens)
-        batches = encode_chunks(chunks, trained, options.special_tokens == "token", workers)
-        total = sum(stats.sizes) / 1e6 if stats else 0.0
-        batches = _log_progress(batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "MB encoded", total)
+        total = sum(stats.sizes) if stats else math.inf
         try:
+            trained = trained or _train_tokenizer(documents("gpt2"), options, total)
+            chunks = _log_hints(documents(trained.pattern_family), options.special_tokens)
+            batches = encode_chunks(chunks, trained, options.special_tokens == "token", workers)
+            batches = _log_progress(
+                batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "MB encoded", total / 1e6
+            )
             splits = _write_splits(batches, output, trained, options.shard_tokens)
         except UserError:  # leave nothing to continue: the same command would fail again
             if existing is None:
@@ -214,7 +216,11 @@ def _write_splits(
         return {split: writer.finish() for split, writer in writers.items()}
 
 
-def _log_progress(items: Iterable[T], size: Callable[[T], float], what: str, total: float = 0.0) -> Iterator[T]:
+def _megabytes(batch: EncodedBatch) -> float:
+    return sum(utf8_bytes for _, utf8_bytes in batch.values()) / 1e6
+
+
+def _log_progress(items: Iterable[T], size: Callable[[T], float], what: str, total: float = math.inf) -> Iterator[T]:
     """Log the amount done, the rate, and, if the total is known, the time left, every five seconds."""
     started = logged = time.monotonic()
     done = 0.0
@@ -223,5 +229,5 @@ def _log_progress(items: Iterable[T], size: Callable[[T], float], what: str, tot
         done += size(item)
         if (now := time.monotonic()) - logged >= 5.0:
             logged, rate = now, done / (now - started)
-            left = f", {(total - done) / rate:.0f} s left" if total else ""
+            left = f", {(total - done) / rate:.0f} s left" if math.isfinite(total) else ""
             log.info("%.0f %s, %.1f per second%s", done, what, rate, left)
