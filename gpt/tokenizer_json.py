@@ -22,7 +22,8 @@ TOKENIZER_FILES = ("*token*", "*vocab*", "*bpe*", "merges.txt", "*.model")
 _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json", "added_tokens.json")
 _CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast", "PreTrainedTokenizerFast", "TokenizersBackend")
 _BPE_OPTIONS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
-_UNUSED = ("<s>", "</s>", "<pad>", "<unk>", "<mask>")  # customary special tokens, which are in no text of GPT-2
+# Customary special tokens, which are in no text that a GPT-2 reads.
+_UNUSED = ("<s>", "</s>", "<pad>", "<unk>", "<mask>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _GPT2_SPLITS = {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}
 
 # GPT-2 writes bytes as characters: printable ones as they are, the others from U+0100 on.
