@@ -341,6 +341,17 @@ def test_the_losses_on_both_copies_are_curves(page: "Page", served: str, tiny_ru
         assert drawn == pytest.approx([27 - 24 * (loss - low) / (high - low) for loss in losses.values()], abs=0.01)
 
 
+def test_a_curve_is_read_under_the_pointer_and_a_click_goes_to_its_step(page: "Page", served: str) -> None:
+    frame = _open(page, served, run="real", layer=0, head=0)
+    card = frame.locator(".card", has_text="previous token")
+    first = wait_for_captures(served, "real", _text_tag(served), 4)[0]["scores"]["previous_token"][0][0]
+    drawing = card.locator("svg")
+    drawing.hover(position={"x": 4, "y": 10})
+    assert card.locator("b").inner_text() == f"step 0: {first:.2f}"
+    drawing.click(position={"x": 4, "y": 10})
+    frame.locator(".step").first.filter(has_text="step 0 ").wait_for(timeout=WAIT)
+
+
 def test_the_loss_is_drawn_behind_the_slider(page: "Page", served: str, tiny_run: Path) -> None:
     frame = _open(page, served, run="real", step=30)
     train, val = (scalars(tiny_run, f"loss/{name}_nats") for name in ("train", "val"))

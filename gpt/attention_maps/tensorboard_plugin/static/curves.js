@@ -52,22 +52,22 @@ export class Curves {
         }),
       ),
     );
-    drawing.addEventListener("click", (event) => this.#click(event, drawing));
-    return element(
-      "figure",
-      { className: `card ${className}`, title: about },
-      element("figcaption", {}, element("span", {}, name), element("b", {}, values.join(" | "))),
-      drawing,
-    );
+    const shown = element("b", {}, values.join(" | "));
+    const read = (step) => lines.map((line) => valueAt(line, step)?.toFixed(2) ?? "–").join(", ");
+    drawing.addEventListener("pointermove", (event) => (shown.textContent = `step ${this.#stepAt(event)}: ${read(this.#stepAt(event))}`));
+    drawing.addEventListener("pointerleave", () => (shown.textContent = values.join(" | ")));
+    drawing.addEventListener("click", (event) => this.onstep(this.#stepAt(event)));
+    return element("figure", { className: `card ${className}`, title: about }, element("figcaption", {}, element("span", {}, name), shown), drawing);
   }
 
-  #click(event, drawing) {
-    const x = (event.offsetX / drawing.clientWidth) * WIDTH;
-    this.onstep(this.steps.reduce((best, step) => (Math.abs(this.x(step) - x) < Math.abs(this.x(best) - x) ? step : best)));
+  // The captured step that is nearest to the pointer.
+  #stepAt({ offsetX, currentTarget }) {
+    const x = (offsetX / currentTarget.clientWidth) * WIDTH;
+    return this.steps.reduce((best, step) => (Math.abs(this.x(step) - x) < Math.abs(this.x(best) - x) ? step : best));
   }
 }
 
-// The last value at or before a step.
+// The last value of a curve at or before a step.
 export function valueAt(line, step) {
-  return line?.findLast(([at]) => at <= step)?.[1] ?? null;
+  return line?.findLast(([at, value]) => at <= step && value != null)?.[1] ?? null;
 }
