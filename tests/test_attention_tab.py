@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gpt.attention_maps.probes import Probe
+from gpt.attention_maps.probes import Probe, token_labels
 from tests.conftest import chromium
 from tests.runs import scalars
 from tests.serving import (
@@ -306,6 +306,18 @@ def test_masking_token_0_renormalises_the_other_weights(page: "Page", served: st
     assert "0 “<start>”" in unmasked
     masked = _wait_for(page, summary.inner_text, lambda text: "0 “<start>”" not in text)
     assert sum(float(w) for w in re.findall(r"” (\d\.\d\d)", masked)) == pytest.approx(1, abs=0.02)
+
+
+def test_characters_of_several_tokens_are_shown_whole(page: "Page", tmp_path: Path) -> None:
+    labels, _ = token_labels([bytes([byte]) for byte in "日本 é".encode()])
+    write_run(tmp_path / "runs", [0], labels=["<start>", *labels])
+    with tensorboard(tmp_path) as address:
+        wait_for_runs(address, {"runs"})
+        frame = _open(page, address)
+        shown = frame.locator(".token").all_inner_texts()
+        assert shown == ["<start>", "日", "⋯", "⋯", "本", "⋯", "⋯", "·", "é", "⋯"]
+        assert frame.get_by_label("Probe").first.locator("option:checked").inner_text() == "“日本 é”"
+        page.goto("about:blank")  # before the server stops
 
 
 def test_a_token_of_markup_is_shown_as_text(page: "Page", served: str) -> None:
