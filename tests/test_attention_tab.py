@@ -524,6 +524,22 @@ def test_the_tab_is_dark_when_tensorboard_is(page: "Page", served: str) -> None:
     _wait_for(page, lambda: frame.locator("body").evaluate(background), lambda now: now == "rgb(48, 48, 48)")
 
 
+def test_the_losses_come_first_and_the_images_last_on_tensorboards_other_pages(page: "Page", served: str) -> None:
+    page.set_viewport_size({"width": 1400, "height": 5000})  # only groups in view are drawn
+    page.goto("about:blank")
+    page.goto(f"{served}/#timeseries")
+    groups = page.locator("metrics-card-group-toolbar .group-title")
+    names = _wait_for(page, groups.all_inner_texts, lambda names: len(names) >= 5)
+    assert names == ["loss", "optimizer", "scores", "speed", "thumbnails"]
+    for tag in ("loss/train_nats", "loss/val_nats"):
+        page.locator(f"card-view [title='{tag}']").first.wait_for(timeout=WAIT)
+    page.goto("about:blank")
+    page.goto(f"{served}/#text")
+    steps = page.get_by_text(re.compile(r"step (12|24|30)"))
+    texts = _wait_for(page, steps.all_inner_texts, lambda texts: len(texts) >= 3)
+    assert {text.split()[1] for text in texts} == {"12", "24", "30"}
+
+
 def test_a_run_that_diverged_is_drawn_beside_damaged_ones(page: "Page", tmp_path: Path) -> None:
     nan = gzip.compress(b'{"sink": [[NaN, NaN]], "entropy": [[NaN, Infinity]]}')
     write_run(tmp_path / "valid", [0], layers=3)
