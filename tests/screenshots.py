@@ -33,7 +33,7 @@ def main(logdir: Path) -> None:
         _save(_image(page), "attention_tab_compared")
         page.set_viewport_size({"width": 1366, "height": 800})
         view = {"run": "induction", "token": 50, "probe": random, "probe2": random, "run2": "induction"}
-        view |= {"step": 1482, "compare": 1, "step2": 1790}
+        view |= {"step": 1790, "compare": 1, "step2": 1482}
         _open(page, alone, view | {"layer": 1, "head": 0})
         induction = _image(page)
         _open(page, alone, view | {"layer": 0, "head": 0})

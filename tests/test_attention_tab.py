@@ -142,8 +142,9 @@ def test_predictions_are_those_of_the_capture_and_change_with_the_step(
 
     def expected(capture: dict) -> str:
         shown = capture["predictions"]
-        pairs = zip(shown["likeliest"][4], shown["probabilities"][4], strict=True)
-        return "  ".join(f"“{label}” {probability:.2f}" for label, probability in pairs)
+        pairs = zip(shown["likeliest"][5], shown["probabilities"][5], strict=True)
+        named = (f"“{label}” {p:.2f}" if p >= 0.01 else f"“{label}” {p:.1g}" for label, p in pairs)
+        return f" the model predicts {'  '.join(named)}."
 
     assert expected(captures[-1]) in text.text_content()
     assert f"loss {captures[-1]['predictions']['losses'][4]:.2f} nats" in text.text_content()
@@ -158,14 +159,14 @@ def test_importance_is_a_badge_a_frame_a_score_and_a_curve(page: "Page", served:
     (tag,) = (tag for tag in wait_for_runs(served, {"real"})["real"] if "text" in tag)
     rises = wait_for_captures(served, "real", tag, 4)[-1]["scores"]["mean_ablation"]
     frame = _open(page, served, run="real", layer=1, head=0)
-    assert frame.locator(".importance").first.inner_text() == f"importance {rises[1][0]:.2f} nats"
+    assert frame.locator(".importance").first.inner_text() == f"importance {_shown(rises[1][0])} nats"
     frames = frame.locator(".tile").evaluate_all(
         "tiles => tiles.map(tile => Number(tile.style.getPropertyValue('--importance')))"
     )
     flat = rises[0] + rises[1]
-    assert frames == pytest.approx([max(0, rise) / max(flat) for rise in flat], abs=1e-6)
+    assert frames == pytest.approx([max(0, rise) / max(0.05, *flat) for rise in flat], abs=1e-6)
     card = frame.locator(".card", has_text="importance").first
-    assert card.locator("b").inner_text() == f"{rises[1][0]:.2f}"
+    assert card.locator("b").inner_text() == _shown(rises[1][0])
     assert len(card.locator("polyline").get_attribute("points").split()) == 2  # measured at steps 0 and 30
     frame.locator("select:has(option[value='mean_ablation'])").select_option("mean_ablation")
     frame.get_by_label("sort by score").check()
@@ -187,8 +188,14 @@ def test_the_loss_by_position_is_drawn_for_each_validation(page: "Page", served:
     frame = _open(page, served, run="real", step=12)
     lines = frame.locator(".loss-chart polyline")
     _wait_for(page, lines.count, lambda count: count == 3)
-    assert lines.evaluate_all("lines => lines.map(line => line.dataset.step)") == ["24", "30", "12"]
-    assert frame.locator(".loss-chart polyline.current").get_attribute("data-step") == "12"
+    assert lines.evaluate_all("lines => lines.map(line => line.dataset.step)") == ["12", "24", "30"]
+    assert (
+        frame.locator(".loss-chart polyline.current").count() == 0
+    )  # the shown capture, of step 8, has none before it
+    assert "first measured at step 12" in frame.locator(".losses-by-position").inner_text()
+    frame = _open(page, served, run="real", step=30)
+    _wait_for(page, lines.count, lambda count: count == 3)
+    assert frame.locator(".loss-chart polyline.current").get_attribute("data-step") == "30"
     heights = [float(point.split(",")[1]) for point in lines.last.get_attribute("points").split()]
     assert len(heights) > 10
     assert len({*heights}) > 5
@@ -332,15 +339,20 @@ def test_the_repeated_random_sequence_has_scores_at_every_step_and_maps_at_some(
     assert frame.get_by_label("Probe").first.locator("option:checked").inner_text() == "repeated random sequence"
     frame.locator(".token").nth(30).wait_for(timeout=WAIT)
     _wait_for(page, lambda: len(_colours(frame)), lambda count: count > 10)
-    assert frame.locator(".map-panel .note").first.inner_text() == ""
+    assert frame.locator(".map-note").first.inner_text() == ""
     _move_slider(frame, 1)
-    frame.locator(".map-panel .note").first.filter(has_text="Map of step 0:").wait_for(timeout=WAIT)
+    frame.locator(".map-note").first.filter(has_text="Map of step 0:").wait_for(timeout=WAIT)
+    assert frame.locator(".slider .has-map").count() == 2  # of steps 0 and 30
+    with page.expect_download() as download:
+        frame.get_by_role("button", name="CSV").first.click()
+    assert " random sequence step 0 " in download.value.suggested_filename
+    assert frame.locator(".measured").first.inner_text() == "(of step 0)"  # role and importance
     assert re.fullmatch(r"0\.\d\d", frame.locator(".card", has_text="induction").locator("b").inner_text())
 
 
 def test_the_losses_on_both_copies_are_curves(page: "Page", served: str, tiny_run: Path) -> None:
     frame = _open(page, served, run="real", step=12)
-    card = frame.locator(".card", has_text="second copy")
+    card = frame.locator(".card", has_text="repeated sequence")
     copies = [scalars(tiny_run, f"scores/{copy}_copy_loss_nats") for copy in ("first", "second")]
     step = max(step for step in copies[0] if step <= 12)
     assert card.locator("b").inner_text() == ", ".join(f"{losses[step]:.2f}" for losses in copies)
@@ -383,12 +395,12 @@ def test_two_steps_are_compared_with_the_difference_of_maps_and_losses(page: "Pa
     assert "step 30 " in frame.locator(".step").first.inner_text()
     last, first = (wait_for_captures(served, "real", _text_tag(served), 4)[i]["predictions"]["losses"] for i in (-1, 0))
     expected = [0, *(10 * min(1, abs(late - early) / 6) for late, early in zip(last, first, strict=True))]
-    _wait_for(page, lambda: _loss_bars(frame, view=1), lambda bars: bars == pytest.approx(expected, abs=0.02))
+    _wait_for(page, lambda: _loss_bars(frame), lambda bars: bars == pytest.approx(expected, abs=0.02))
     one, other, difference = (_csv(page, frame, view) for view in range(3))
     assert one != other
     for query, row in enumerate(difference):
         for key in range(query + 1):
-            assert row[key] == pytest.approx(other[query][key] - one[query][key], abs=2e-4)
+            assert row[key] == pytest.approx(one[query][key] - other[query][key], abs=2e-4)
     shades = frame.locator(".difference canvas.map").evaluate(
         """c => { const data = c.getContext('2d').getImageData(0, 0, c.width, c.height).data;
             let [blue, orange] = [0, 0];
@@ -407,7 +419,7 @@ def test_two_runs_of_different_texts_are_compared_without_a_difference(page: "Pa
     second.locator("select").first.select_option("other_shape")
     frame.locator(".text-view.second .token").filter(has_text="script").wait_for(timeout=WAIT)
     page.wait_for_function("() => location.hash.includes('run2=other_shape')")
-    frame.locator(".difference .note").filter(has_text="The two texts differ.").wait_for(timeout=WAIT)
+    frame.locator(".difference .note", has_text="The two texts differ.").wait_for(timeout=WAIT)
     assert not frame.locator(".difference canvas").is_visible()
 
 
@@ -424,7 +436,8 @@ def test_the_map_is_exported_as_image_and_numbers(page: "Page", served: str) -> 
         frame.get_by_role("button", name="PNG").first.click()
     assert download.value.suggested_filename == "attention other_shape step 5 layer 1 head 2.png"
     image = Image.open(download.value.path())
-    assert image.width == image.height > 200
+    assert image.size == (1200, 1288)  # a title, a colour scale, and the map
+    assert len(image.crop((0, 88, 1200, 1288)).convert("RGB").getcolors(2**20)) > 10
 
 
 @pytest.mark.parametrize("size", [(1366, 596), (1100, 596), (1920, 900)], ids=str)
@@ -461,7 +474,7 @@ def test_both_maps_and_their_difference_are_compared_side_by_side(
     page.set_viewport_size({"width": size[0], "height": size[1]})
     frame = _open(page, served, run="real", compare=1, run2="real", step2=0)
     frame.locator(".difference .scale span").first.wait_for(timeout=WAIT)
-    assert _overflow(page) == [0, 0]
+    assert _overflow(page)[0] == 0
     boxes = [canvas.bounding_box() for canvas in frame.locator("canvas.map").all()]
     assert len(boxes) == 3
     assert len({box["y"] for box in boxes}) == 1
@@ -514,6 +527,10 @@ def _csv(
     return [[float(cell) if cell else None for cell in row[1:]] for row in rows]
 
 
+def _shown(value: float) -> str:
+    return f"{value:.2f}".replace("-0.00", "0.00")
+
+
 def _text_tag(address: str) -> str:
     """The series of the real run's text."""
     (tag,) = (tag for tag in wait_for_runs(address, {"real"})["real"] if "text" in tag)
@@ -534,6 +551,22 @@ def test_the_tab_is_dark_when_tensorboard_is(page: "Page", served: str) -> None:
     assert frame.locator("body").evaluate(background) == "rgb(255, 255, 255)"
     page.evaluate("document.body.classList.add('dark-mode')")
     _wait_for(page, lambda: frame.locator("body").evaluate(background), lambda now: now == "rgb(48, 48, 48)")
+
+
+def test_the_losses_come_first_and_the_images_last_on_tensorboards_other_pages(page: "Page", served: str) -> None:
+    page.set_viewport_size({"width": 1400, "height": 5000})  # only groups in view are drawn
+    page.goto("about:blank")
+    page.goto(f"{served}/#timeseries")
+    groups = page.locator("metrics-card-group-toolbar .group-title")
+    names = _wait_for(page, groups.all_inner_texts, lambda names: len(names) >= 5)
+    assert names == ["loss", "optimizer", "scores", "speed", "thumbnails"]
+    for tag in ("loss/train_nats", "loss/val_nats"):
+        page.locator(f"card-view [title='{tag}']").first.wait_for(timeout=WAIT)
+    page.goto("about:blank")
+    page.goto(f"{served}/#text")
+    steps = page.get_by_text(re.compile(r"step (12|24|30)"))
+    texts = _wait_for(page, steps.all_inner_texts, lambda texts: len(texts) >= 3)
+    assert {text.split()[1] for text in texts} == {"12", "24", "30"}
 
 
 def test_a_run_that_diverged_is_drawn_beside_damaged_ones(page: "Page", tmp_path: Path) -> None:

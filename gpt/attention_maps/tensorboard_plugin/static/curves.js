@@ -1,7 +1,7 @@
 // Curves over steps: each score of the selected head, and the losses on the two copies of the random sequence.
 
 import { element, svg } from "./dom.js";
-import { METRICS } from "./metrics.js";
+import { METRICS, formatScore } from "./metrics.js";
 
 const [WIDTH, HEIGHT, MARGIN] = [100, 30, 3]; // of the drawing, which is stretched to the card
 
@@ -20,13 +20,14 @@ export class Curves {
     const [first, last] = [Math.min(...steps), Math.max(...steps)];
     this.x = (step) => MARGIN + ((Math.log1p(step) - Math.log1p(first)) / (Math.log1p(last) - Math.log1p(first) || 1)) * (WIDTH - 2 * MARGIN);
     this.steps = [...new Set(steps)];
-    this.axis.textContent = `Layer ${layer}, head ${head}: steps ${first} to ${last}, log scale${views.length > 1 ? "; orange: first view, blue: second" : ""}`;
+    const colours = views.length > 1 ? " Orange: first view, blue: second." : "";
+    this.axis.textContent = `Layer ${layer}, head ${head}, steps ${first} to ${last} on a log scale.${colours} Click: go to the step.`;
     const copies = views.flatMap(({ losses }) => [losses.first_copy ?? [], losses.second_copy ?? []]);
     const shown = views.map(({ losses, step }) => [losses.first_copy, losses.second_copy].map((line) => valueAt(line, step)?.toFixed(2) ?? "–").join(", "));
-    const cards = [this.#card("loss on first and (dashed) second copy", "repeated random sequence: mean loss in nats on its first copy, which is not predictable, and on the second", copies, shown, views, null, "wide")];
+    const cards = [this.#card("repeated sequence: loss on copy 1, 2 (dashed)", "repeated random sequence: mean loss in nats on its first copy, which is not predictable, and on the second", copies, shown, views, null, "wide")];
     for (const [metric, { name, about, unit, isFraction }] of Object.entries(METRICS)) {
       const lines = views.map(({ history }) => history.map(({ step, scores }) => [step, scores[metric]?.[layer]?.[head]]));
-      const values = views.map(({ scores }) => scores[metric]?.[layer]?.[head]?.toFixed(2) ?? "–");
+      const values = views.map(({ scores }) => formatScore(scores[metric]?.[layer]?.[head]));
       cards.push(this.#card(name, about + (unit ? `, in ${unit}` : ""), lines, values, views, isFraction ? [0, 1] : null));
     }
     this.cards.replaceChildren(...cards.filter(Boolean));

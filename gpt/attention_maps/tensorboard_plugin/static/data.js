@@ -50,7 +50,7 @@ export class Series {
     for (const capture of captures) {
       const known = knownCaptures.get(identity(capture));
       if (known && !capture.scores) Object.assign(capture, { scores: known.scores, predictions: known.predictions });
-      else if (capture.roles) capture.scores.roles = capture.roles;
+      else if (capture.roles) Object.assign(capture.scores, { roles: capture.roles, measured_at: capture.step });
     }
     if (captures.some((capture) => !capture.scores)) captures = await this.#read(0); // the writer's clock was set back
     const before = this.captures.map(identity).join();
@@ -64,7 +64,7 @@ export class Series {
   }
 
   // Scores at a step, or at the last captured step before it; importance and roles, which few captures have, from the
-  // last one that has them.
+  // last one that has them, `measured_at`.
   scoresAt(step) {
     return Object.assign({}, ...this.captures.filter((capture) => capture.step <= step).map((capture) => capture.scores));
   }

@@ -35,7 +35,7 @@ const state = {
 let pendingAddress = null;
 const addressDeadline = performance.now() + 20000;
 
-let main, other, difference, differenceNode, differenceNote, grid, curves, lossChart, page, status, controls;
+let main, other, difference, differenceNode, differenceNote, headsNote, grid, curves, lossChart, page, status, controls;
 
 export async function render() {
   document.head.append(
@@ -75,7 +75,7 @@ function build() {
   };
   const minimum = element("input", { type: "range", min: 0, max: 1, step: 0.01, oninput: () => set("minimum")(minimum.value > minimum.min ? Number(minimum.value) : null) });
   controls = {
-    metric: dropdown("Score", { role: "role (highest score)", ...metrics }, "role", set("metric")),
+    metric: dropdown("Score", { role: "role", ...metrics }, "role", set("metric")),
     sorted: checkbox("sort by score", false, set("sorted")),
     minimum,
     minimumText: element("output"),
@@ -89,6 +89,7 @@ function build() {
   };
   controls.maskFirst.field.title = "set the weights on token 0 to zero and renormalise each row of the maps; scores do not change";
   status = element("p", { className: "status", role: "status" });
+  headsNote = element("p", { className: "note", hidden: true }, "Heads of the first view.");
   const heads = element(
     "section",
     { className: "heads", "aria-label": "heads" },
@@ -97,15 +98,16 @@ function build() {
       { className: "row" },
       controls.metric.field,
       controls.sorted.field,
-      element("label", { className: "field" }, "minimum ", minimum, " ", controls.minimumText),
+      element("label", { className: "field" }, "minimum score ", minimum, " ", controls.minimumText),
     ),
+    headsNote,
     grid.box,
   );
-  differenceNote = element("p", { className: "note" });
+  differenceNote = element("p", { className: "note map-note" });
   differenceNode = element(
     "section",
     { className: "map-panel difference", "aria-label": "difference map" },
-    element("div", { className: "row heading" }, element("h2", {}, "Difference"), element("span", { className: "note" }, "second minus first")),
+    element("div", { className: "row heading" }, element("h2", {}, "Difference"), element("span", { className: "note" }, "first minus second")),
     differenceNote,
     difference.node,
   );
@@ -234,10 +236,11 @@ async function draw() {
   const isCompared = state.comparing && other.capture;
   const isSameText = isCompared && JSON.stringify(main.series.metadata.labels) === JSON.stringify(other.series.metadata.labels);
   await Promise.all([
-    main.draw(selected, { ...options, place: isCompared ? "first" : "" }, selectedToken),
-    isCompared ? other.draw(selected, { ...options, place: "second", reference: isSameText ? main.capture.predictions : null }, selectedToken) : null,
+    main.draw(selected, { ...options, isCompared, reference: isSameText ? other.capture.predictions : null }, selectedToken),
+    isCompared ? other.draw(selected, { ...options, isCompared }, selectedToken) : null,
     grid.draw(main.series, main.mapCapture, scores, { ...options, metric: state.metric, sorted: state.sorted, minimum: state.minimum }, selected),
   ]);
+  headsNote.hidden = !isCompared;
   differenceNote.textContent = isSameText ? "" : "The two texts differ.";
   difference.node.hidden = !isSameText;
   if (isSameText) drawDifference(options, Math.min(selectedToken, main.series.size - 1));
@@ -246,19 +249,19 @@ async function draw() {
   if (main.capture) saveAddress();
 }
 
-// The second map minus the first, which is of the same text.
+// The first map minus the second, which is of the same text.
 function drawDifference(options, selected) {
   const { labels } = main.series.metadata;
   const hasMaps = main.weights && other.weights;
   difference.draw({
     labels,
     nameOf: (token) => main.text.nameOf(token),
-    image: hasMaps ? differenceImage(main.weights, other.weights, labels.length, options.scale, options.dark) : null,
-    valueAt: (query, key) => other.valueAt(query, key) - main.valueAt(query, key),
+    image: hasMaps ? differenceImage(other.weights, main.weights, labels.length, options.scale, options.dark) : null,
+    valueAt: (query, key) => main.valueAt(query, key) - other.valueAt(query, key),
     selected,
     direction: options.direction,
     title: "difference of the attention maps",
-    fileName: `attention difference layer ${state.layer} head ${state.head}`,
+    fileName: `attention ${main.fileNameOf(main.mapCapture)} minus ${other.fileNameOf(other.mapCapture)} layer ${state.layer} head ${state.head}`,
     scale: {
       colourAt: (position) => css(differenceColour(2 * position - 1, options.dark)),
       ticks: Object.fromEntries([-1, -0.25, 0, 0.25, 1].map((value) => [value, 0.5 + (Math.sign(value) * Math.max(0, SCALES[options.scale](Math.abs(value)))) / 2])),
@@ -325,6 +328,7 @@ function selectToken(token, pin, force = false) {
 function keydown(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "Escape") {
+    for (const opened of document.querySelectorAll("details[open]")) opened.open = false;
     state.pinned = state.hovered = null;
     return update();
   }

@@ -21,8 +21,8 @@ export class LossChart {
     const drawn = validations.filter(({ losses }) => losses.length > 1);
     this.node.hidden = !drawn.length;
     if (!drawn.length) return;
-    const current = drawn.findLast((validation) => validation.step <= step) ?? drawn[0];
-    this.caption.textContent = `nats; bold: step ${current.step}`;
+    const current = drawn.findLast((validation) => validation.step <= step) ?? null;
+    this.caption.textContent = current ? `nats; bold: step ${current.step}` : `nats; first measured at step ${drawn[0].step}`;
     const values = drawn.flatMap(({ losses }) => losses.filter((loss) => loss !== null));
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const last = Math.max(...drawn.flatMap(({ positions }) => positions));
@@ -45,13 +45,13 @@ export class LossChart {
     this.chart.replaceChildren(
       svg(
         "svg",
-        { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `loss ${current.losses[0]} at position 0, ${current.losses.at(-1)} at position ${current.positions.at(-1)}` },
+        { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": `validation loss by position, ${drawn.length} validations` },
         label(high.toFixed(1), LEFT - 4, 12, "end"),
         label(low.toFixed(1), LEFT - 4, HEIGHT - BOTTOM - 2, "end"),
         ...ticks.map((position) => label(position, x(position), HEIGHT - 4, "middle")),
         label(last, WIDTH - 4, HEIGHT - 4, "end"),
         ...drawn.filter((validation) => validation !== current).map(line),
-        line(current),
+        ...(current ? [line(current)] : []),
       ),
     );
   }

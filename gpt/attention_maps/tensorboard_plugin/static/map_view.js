@@ -2,7 +2,7 @@
 
 import { element } from "./dom.js";
 
-const LABEL_PIXELS = 9; // closer labels are not readable
+const LABEL_PIXELS = 8; // closer labels are not readable
 const FONT_FAMILY = "ui-monospace, SFMono-Regular, Menlo, Consolas, monospace";
 
 export class MapView {
@@ -40,26 +40,32 @@ export class MapView {
 
   // The map fills the frame, whose size does not depend on it.
   #draw() {
-    const { size, labels, selected, canvas } = this;
     const side = Math.min(this.frame.clientWidth, this.frame.clientHeight);
     if (side < 1) return;
+    const ratio = window.devicePixelRatio || 1;
+    Object.assign(this, this.#paint(this.canvas, side, ratio));
+    Object.assign(this.canvas.dataset, { cell: this.cell, margin: this.margin });
+    this.canvas.style.width = this.canvas.style.height = `${side}px`;
+    this.canvas.setAttribute("aria-label", this.title);
+  }
+
+  // Paints the map with its labels on a canvas of `side` x (`top` + `side`) pixels; returns {cell, margin} in pixels.
+  #paint(canvas, side, ratio, top = 0) {
+    const { size, labels, selected } = this;
     const context = canvas.getContext("2d");
     const setFont = (pixels) => (context.font = `${pixels}px ${FONT_FAMILY}`);
     setFont(LABEL_PIXELS + 1);
     const longest = Math.max(...labels.map((label) => context.measureText(label).width));
     const margin = Math.ceil(Math.min(side / 5, 8 + longest));
     const cell = (side - margin - 2) / size;
-    const ratio = window.devicePixelRatio || 1;
-    canvas.width = canvas.height = Math.round(side * ratio);
-    canvas.style.width = canvas.style.height = `${side}px`;
-    canvas.setAttribute("aria-label", this.title);
-    Object.assign(this, { cell, margin });
-    Object.assign(canvas.dataset, { cell, margin });
+    canvas.width = Math.round(side * ratio);
+    canvas.height = Math.round((top + side) * ratio);
     const styles = getComputedStyle(this.node);
     const [text, accent, background] = ["--text", "--accent", "--background"].map((name) => styles.getPropertyValue(name));
     context.scale(ratio, ratio);
     context.fillStyle = background;
-    context.fillRect(0, 0, side, side);
+    context.fillRect(0, 0, side, top + side);
+    context.translate(0, top);
     context.imageSmoothingEnabled = false;
     if (this.image) {
       const pixels = new OffscreenCanvas(size, size);
@@ -77,9 +83,9 @@ export class MapView {
       context.fillText(labels[token], margin - 4, centre, margin - 5);
       context.save();
       context.translate(centre, margin - 4);
-      context.rotate(-Math.PI / 2);
-      context.textAlign = "left";
-      context.fillText(labels[token], 0, 0, margin - 5);
+      context.textAlign = labels[token].length > 1 ? "left" : "center";
+      if (labels[token].length > 1) context.rotate(-Math.PI / 2);
+      context.fillText(labels[token], 0, labels[token].length > 1 ? 0 : -4, margin - 5);
       context.restore();
     }
     if (this.image && selected !== null) {
@@ -89,6 +95,7 @@ export class MapView {
       if (this.direction === "query") context.strokeRect(margin, start, size * cell, cell);
       else context.strokeRect(start, margin, cell, size * cell);
     }
+    return { cell, margin };
   }
 
   #drawScale() {
@@ -105,7 +112,26 @@ export class MapView {
   }
 
   #savePng() {
-    this.canvas.toBlob((png) => download(`${this.fileName}.png`, png));
+    const [side, top, ratio] = [600, 44, 2];
+    const canvas = element("canvas");
+    this.#paint(canvas, side, ratio, top);
+    const context = canvas.getContext("2d");
+    context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    const text = getComputedStyle(this.node).getPropertyValue("--text");
+    const write = (content, x, y, width) => {
+      context.fillStyle = text;
+      context.fillText(content, x, y, width);
+    };
+    context.font = "13px system-ui, sans-serif";
+    write(this.fileName, 8, 16, side - 16);
+    for (let x = 0; x < 200; x++) {
+      context.fillStyle = this.scaleOf.colourAt(x / 199);
+      context.fillRect(12 + x, 22, 1, 8);
+    }
+    context.font = "9px system-ui, sans-serif";
+    context.textAlign = "center";
+    for (const [label, position] of Object.entries(this.scaleOf.ticks)) write(label, 12 + 200 * position, 40);
+    canvas.toBlob((png) => download(`${this.fileName}.png`, png));
   }
 
   // A row per query, a column per key; masked keys are empty.
@@ -143,15 +169,15 @@ export class MapView {
 
   #drawTooltip() {
     const at = this.hovered;
-    this.tooltip.hidden = !this.image || !at || Math.max(at.query, at.key) >= this.size;
+    this.tooltip.hidden = !this.image || !at || at.query >= this.size || at.key > at.query; // future keys are masked
     if (this.tooltip.hidden) return;
-    const value = at.key <= at.query ? this.valueAt(at.query, at.key).toFixed(3) : "masked (future key)";
+    const value = this.valueAt(at.query, at.key).toFixed(3);
     this.tooltip.textContent = `${this.nameOf(at.query)} → ${this.nameOf(at.key)}: ${value}`;
     // To the right of the pointer, or to its left where the map's right half would put it outside of a small screen.
     const isRight = at.x > this.canvas.clientWidth / 2;
     this.tooltip.style.left = isRight ? "" : `${at.x + 14}px`;
     this.tooltip.style.right = isRight ? `${this.node.clientWidth - at.x + 8}px` : "";
-    this.tooltip.style.top = `${at.y + 14}px`;
+    this.tooltip.style.top = `${at.y - 34}px`; // above the row that is read
   }
 
   #click(event) {

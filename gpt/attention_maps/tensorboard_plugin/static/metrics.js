@@ -44,15 +44,17 @@ export function roleOf(scores, layer, head, size) {
   return best;
 }
 
+const MIN_LARGEST_IMPORTANCE = 0.05; // nats: below this, no head of the model is important
+
 // Importance of a head as a part of the largest, 0..1; null if it was not measured.
 export function importanceOf(scores, layer, head) {
   const rises = scores.mean_ablation ?? scores.zero_ablation;
   if (rises?.[layer]?.[head] == null) return null;
-  return Math.max(0, rises[layer][head]) / Math.max(1e-9, ...rises.flat());
+  return Math.max(0, rises[layer][head]) / Math.max(MIN_LARGEST_IMPORTANCE, ...rises.flat());
 }
 
 export function formatScore(value, metric) {
   if (value == null) return "–";
   const unit = METRICS[metric]?.unit;
-  return value.toFixed(2) + (unit ? ` ${unit}` : "");
+  return value.toFixed(2).replace("-0.00", "0.00") + (unit ? ` ${unit}` : "");
 }

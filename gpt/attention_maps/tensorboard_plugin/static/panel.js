@@ -42,13 +42,14 @@ export class Panel {
     this.title = element("h2");
     this.badge = element("span", { className: "badge" });
     this.importance = element("span", { className: "badge importance", title: "rise of the loss on this probe without this head" });
-    this.note = element("p", { className: "note", role: "status" });
+    this.measured = element("span", { className: "note measured" });
+    this.note = element("p", { className: "note map-note", role: "status" });
     this.map = new MapView(onselect);
     this.text = new TextView(onselect);
     this.mapNode = element(
       "section",
       { className: "map-panel", "aria-label": `map of ${name}` },
-      element("div", { className: "row heading" }, this.title, this.badge, this.importance),
+      element("div", { className: "row heading" }, this.title, this.badge, this.importance, this.measured),
       this.note,
       this.map.node,
     );
@@ -188,16 +189,19 @@ export class Panel {
     this.playButton.textContent = "▶ play";
   }
 
-  // `options` is {scale, maskFirst, direction, dark, announce}; when two views are compared, also {place: first or
-  // second, reference: the predictions to compare with}.
+  // `options` is {scale, maskFirst, direction, dark, announce}; when two views are compared, also {isCompared,
+  // reference: the predictions to compare with, or null}.
   async draw({ layer, head }, options, selectedToken) {
     const { series, capture, scores, map } = this;
     this.slider.draw(series.captures, this.index, this.losses);
-    this.title.textContent = options.place ? `L${layer}H${head}, ${options.place}` : `Layer ${layer}, head ${head}`;
+    this.title.textContent = options.isCompared ? `L${layer}H${head}, step ${capture.step}` : `Layer ${layer}, head ${head}`;
     const role = roleOf(scores, layer, head, series.size);
     this.badge.textContent = role ? `${role.name} ${role.value.toFixed(2)}` : "no clear role";
+    // Roles and importance are measured at some of the captures.
+    const isCurrent = scores.measured_at === undefined || scores.measured_at === capture.step;
+    this.measured.textContent = isCurrent ? "" : `(of step ${scores.measured_at})`;
     const importance = scores.mean_ablation ?? scores.zero_ablation;
-    this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], options.place ? "" : "mean_ablation")}` : "";
+    this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], options.isCompared ? "" : "mean_ablation")}` : "";
     this.importance.hidden = !importance;
     this.weights = await this.#load(layer, head, options.maskFirst);
     const token = selectedToken === null || selectedToken >= series.size ? null : selectedToken;
@@ -210,10 +214,10 @@ export class Panel {
       selected: token,
       direction: options.direction,
       title: `attention map of layer ${layer}, head ${head}, step ${capture.step}`,
-      fileName: `attention ${series.run.replaceAll(/[^\w-]+/g, "_")} step ${capture.step} layer ${layer} head ${head}`,
+      fileName: `attention ${this.fileNameOf(this.mapCapture)} layer ${layer} head ${head}`,
       scale: {
         colourAt: (brightness) => css(colour(brightness)),
-        ticks: Object.fromEntries([0, 0.01, 0.1, 0.25, 0.5, 1].map((weight) => [weight, Math.max(0, SCALES[options.scale](weight))])),
+        ticks: Object.fromEntries([0, options.scale === "log" ? 0.01 : 0.05, 0.25, 0.5, 1].map((weight) => [weight, Math.max(0, SCALES[options.scale](weight))])),
       },
     });
   }
@@ -238,6 +242,12 @@ export class Panel {
       }
     }
     return null;
+  }
+
+  // The run, probe and step of a capture, for the name of a file.
+  fileNameOf(capture) {
+    const probe = this.series.metadata.repeats ? " random sequence" : "";
+    return `${this.series.run.replaceAll(/[^\w-]+/g, "_")}${probe} step ${capture?.step}`;
   }
 
   valueAt(query, key) {

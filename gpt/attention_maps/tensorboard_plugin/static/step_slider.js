@@ -25,7 +25,10 @@ export class StepSlider {
     const values = shown.flatMap((name) => losses[name].map(([, nats]) => nats));
     const [low, high] = [Math.min(...values), Math.max(...values)];
     const point = ([at, nats]) => `${positionOf(captures, at).toFixed(4)},${(0.95 - (0.9 * (nats - low)) / (high - low || 1)).toFixed(4)}`;
-    this.curves.replaceChildren(...shown.map((name) => svg("polyline", { class: name, points: losses[name].map(point).join(" ") })));
+    // If only some captures have maps, a mark at each of them.
+    const marked = captures.every(({ has_maps }) => has_maps) ? [] : captures.filter(({ has_maps }) => has_maps);
+    const marks = marked.map(({ step: at }) => svg("line", { class: "has-map", x1: positionOf(captures, at), x2: positionOf(captures, at), y1: 0.8, y2: 1 }));
+    this.curves.replaceChildren(...marks, ...shown.map((name) => svg("polyline", { class: name, points: losses[name].map(point).join(" ") })));
     this.losses.replaceChildren(
       ...(shown.length ? ["loss: "] : []),
       ...shown.map((name) => element("span", { className: name }, `${name} ${valueAt(losses[name], step)?.toFixed(2) ?? "–"} `)),

@@ -46,7 +46,7 @@ export class TextView {
 
   #legend(compared) {
     const bar = element("span", { className: "loss-key" });
-    const meaning = compared ? "loss minus the first view's (blue: lower)" : `loss, up to ${MAX_NATS} nats`;
+    const meaning = compared ? "loss minus that of the second view (blue: lower)" : `loss, up to ${MAX_NATS} nats`;
     const long = (text) => element("span", { className: "long" }, text);
     return [long("Background: attention weight. "), ...(this.predictions ? ["Bar ", bar, `: ${meaning}. `] : []), long("Click: pin a token.")];
   }
@@ -97,20 +97,16 @@ export class TextView {
     return `${subject} ${verb} ${most.join(", ")}${top.length > 3 ? ", …" : ""}`;
   }
 
-  // The prediction for a token is made after the one before it; after the last one, it is for the next.
+  // What the model writes after the token, and how well it predicted the token itself, after the one before it.
   #describePrediction() {
     const { likeliest, probabilities } = this.predictions;
-    const last = this.size - 1;
-    const token = this.selected ?? last;
-    const at = (place) => likeliest[place].map((label, i) => `“${label}” ${probabilities[place][i]?.toFixed(2) ?? "–"}`).join("  ");
-    const parts = [];
-    if (token > 0) {
-      const loss = this.#lossOf(token);
-      const actual = loss === null ? "has a loss that is not finite" : `had probability ${Math.exp(-loss).toFixed(3)} (loss ${loss.toFixed(2)} nats)`;
-      parts.push(`Before ${this.nameOf(token)} the model predicts ${at(token - 1)}; the token ${actual}.`);
-    }
-    if (token === 0 || token === last) parts.push(`After “${this.metadata.labels[token]}” it predicts ${at(token)}.`);
-    return parts.join(" ");
+    const token = this.selected ?? this.size - 1;
+    const at = (place) => likeliest[place].map((label, i) => `“${label}” ${formatProbability(probabilities[place][i])}`).join("  ");
+    const after = `After ${this.nameOf(token)} the model predicts ${at(token)}.`;
+    if (token === 0) return after;
+    const loss = this.#lossOf(token);
+    const actual = loss === null ? "a loss that is not finite" : `probability ${formatProbability(Math.exp(-loss))}, loss ${loss.toFixed(2)} nats`;
+    return `${after} ${this.nameOf(token)} itself had ${actual}; predicted there: ${at(token - 1)}.`;
   }
 
   #keydown(event) {
@@ -122,4 +118,9 @@ export class TextView {
     event.preventDefault();
     event.stopPropagation();
   }
+}
+
+function formatProbability(probability) {
+  if (probability == null) return "–";
+  return probability >= 0.01 || probability === 0 ? probability.toFixed(2) : probability.toPrecision(1);
 }
