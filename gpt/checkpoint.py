@@ -107,7 +107,7 @@ def _read_weights(path: str | Path) -> tuple[GPTConfig, dict[str, torch.Tensor],
         if missing := asdict(config).keys() - shape.keys():
             raise UserError(f"its config has no {', '.join(sorted(missing))}")
         weights = {str(name): to_float32(name, tensor) for name, tensor in content["state_dict"].items()}
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = error if isinstance(error, UserError) else repr(error)
         raise UserError(f"{path} cannot be used: {reason}") from None
     with zipfile.ZipFile(find_checkpoint(path)) as archive:

@@ -6,6 +6,7 @@ with, so it is refused, and named.
 
 import json
 import logging
+import operator
 from collections.abc import Mapping
 from fnmatch import fnmatch
 from pathlib import Path
@@ -24,6 +25,7 @@ _CLASSES = (None, "GPT2Tokenizer", "GPT2TokenizerFast", "PreTrainedTokenizerFast
 _BPE_OPTIONS = ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback")
 # Customary special tokens, which are in no text that a GPT-2 reads.
 _UNUSED = ("<s>", "</s>", "<pad>", "<unk>", "<mask>", "[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MAX_IDS = 2**24
 _GPT2_SPLITS = {"type": "ByteLevel", "use_regex": True, "add_prefix_space": False}
 
 # GPT-2 writes bytes as characters: printable ones as they are, the others from U+0100 on.
@@ -91,8 +93,8 @@ def parse_tokenizer(content: Mapping[str, Any], settings: Mapping[str, Any] | No
         merged = {left + right for left, right in merges}
         special = {token: i for token, i in tokens.items() if token not in merged and token not in _BYTES}
         ranks = {_to_bytes(token): i for token, i in tokens.items() if token not in special}
-        if len({*tokens.values()}) < len(tokens) or not all(isinstance(i, int) and i >= 0 for i in tokens.values()):
-            raise UserError("its vocabulary has an id twice, or one that is not a number from 0 on")
+        if len({*tokens.values()}) < len(tokens) or not all(0 <= operator.index(i) < _MAX_IDS for i in tokens.values()):
+            raise UserError(f"its vocabulary has an id twice, or one that is not from 0 to {_MAX_IDS}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise

@@ -66,16 +66,10 @@ def prepare(
             raise UserError(f"another process has written to {output}; run the command again, or choose another folder")
         (output / _UNFINISHED).touch()
         _remove_shards(output)
-        documents = partial(_chunk_documents, found, options, plan, stats)
-        total = sum(stats.sizes) if stats else math.inf
         try:
-            trained = trained or _train_tokenizer(documents("gpt2"), options, total)
-            chunks = _log_hints(documents(trained.pattern_family), options.special_tokens)
-            batches = encode_chunks(chunks, trained, options.special_tokens == "token", workers)
-            batches = _log_progress(
-                batches, lambda batch: sum(n for _, n in batch.values()) / 1e6, "MB encoded", total / 1e6
-            )
-            splits = _write_splits(batches, output, trained, options.shard_tokens)
+            documents = partial(_chunk_documents, found, options, plan, stats)
+            total_bytes = sum(stats.sizes) if stats else math.inf
+            trained, splits = _encode(documents, total_bytes, trained, output, options, workers)
         except UserError:  # leave nothing to continue: the same command would fail again
             if existing is None:
                 _remove_shards(output)
@@ -87,6 +81,22 @@ def prepare(
         manifest.save(output, trained)
         (output / _UNFINISHED).unlink()
     return manifest, True
+
+
+def _encode(
+    read_chunks: Callable[[str | None], Iterator[TextChunk]],
+    total_bytes: float,
+    tokenizer: Tokenizer | None,
+    output: Path,
+    options: PrepareOptions,
+    workers: int,
+) -> tuple[Tokenizer, dict[str, Split]]:
+    """Train a tokenizer if there is none, encode all chunks, and write the shards."""
+    tokenizer = tokenizer or _train_tokenizer(read_chunks("gpt2"), options, total_bytes)
+    chunks = _log_hints(read_chunks(tokenizer.pattern_family), options.special_tokens)
+    batches = encode_chunks(chunks, tokenizer, options.special_tokens == "token", workers)
+    batches = _log_progress(batches, _megabytes, "MB encoded", total_bytes / 1e6)
+    return tokenizer, _write_splits(batches, output, tokenizer, options.shard_tokens)
 
 
 def _load_existing(output: Path) -> Manifest | None:
