@@ -145,7 +145,7 @@ def load_tokenizer(source: str) -> Tokenizer:
             file = path if path.suffix == ".json" else path / TOKENIZER_JSON
             return parse_tokenizer(read_json(file), read_settings(file.parent))
         return _read_tokenizer(read_checkpoint(path)) if not is_huggingface(path) else read_pretrained(source)[2]
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise UserError(f"{source} cannot be used: {error}") from None
 
 

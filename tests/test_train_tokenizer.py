@@ -6,10 +6,12 @@ import sys
 from itertools import chain
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tokenizers
+import torch
 
-from gpt.checkpoint import load_model, load_tokenizer
+from gpt.checkpoint import load_model, load_tokenizer, read_checkpoint, write_model
 from gpt.data import train_tokenizer as module
 from gpt.data.documents import PrepareOptions
 from gpt.data.manifest import verify
@@ -17,6 +19,8 @@ from gpt.data.prepare import prepare
 from gpt.data.train_tokenizer import sample, train_tokenizer
 from gpt.errors import UserError
 from gpt.generation.generate import Request, generate
+from gpt.model.config import GPTConfig
+from gpt.model.transformer import GPT
 from gpt.tokenizer import END_OF_TEXT, Tokenizer
 from gpt.tokenizer_json import parse_tokenizer, tokenizer_json
 from scripts import prepare_data
@@ -247,3 +251,34 @@ def test_the_hash_covers_ids_and_special_tokens(trained: Tokenizer) -> None:
     hashes = {parse_tokenizer(changed).sha256 for changed in (content, moved)}
     assert len(hashes) == 2
     assert hashlib.sha256(b"").hexdigest() not in hashes
+
+
+def test_token_files_of_a_vocabulary_of_your_own_are_imported(tmp_path: Path, trained: Tokenizer) -> None:
+    (tmp_path / "files").mkdir()
+    for split in ("train", "val"):
+        ids = [trained.eot_id, *trained.encode(SCRIPTS["Thai"])]
+        np.array(ids, dtype=np.uint16).tofile(tmp_path / "files" / f"{split}.bin")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer_json(trained)))
+    arguments = [str(tmp_path / "files"), "--tokenizer", str(tmp_path / "tokenizer.json")]
+    assert prepare_data.main(arguments) == 0
+    manifest = verify(tmp_path / "files")
+    assert manifest.open_tokenizer(tmp_path / "files").sha256 == trained.sha256
+    assert manifest.splits["val"].utf8_bytes == len(SCRIPTS["Thai"].encode())
+
+
+@pytest.mark.parametrize("vocabulary", ["another", "no json", 3, "[" * 100_000], ids=["another", "text", "int", "deep"])
+def test_an_altered_vocabulary_of_a_checkpoint_is_refused(
+    vocabulary: object, tmp_path: Path, trained: Tokenizer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = GPTConfig(trained.vocab_size, context_length=8, d_model=8, num_layers=1, num_heads=1)
+    write_model(tmp_path / "best.ckpt", config, GPT(config).state_dict(), trained)
+    content = read_checkpoint(tmp_path, whole=True)
+    if vocabulary == "another":
+        vocabulary = json.dumps(tokenizer_json(train_tokenizer(TEXTS, 700)))
+    content["hyper_parameters"]["vocabulary"] = vocabulary
+    torch.save(content, tmp_path / "best.ckpt")
+    with pytest.raises(UserError, match="cannot be used"):
+        load_model(tmp_path)
+    assert prepare_data.main(["pydocs", "--output", str(tmp_path / "data"), "--tokenizer", str(tmp_path)]) == 2
+    assert is_one_line_error(capsys.readouterr().err, "cannot be used")
+    assert not (tmp_path / "data").exists()
