@@ -464,3 +464,52 @@ def test_a_run_with_the_document_mask_is_evaluated_with_it(
         assert evaluate.main([str(checkpoint), "--data", str(tmp_path / "data"), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["loss_nats"] == pytest.approx(losses[masked], rel=1e-6)
     assert abs(losses["true"] - losses["false"]) > 1e-4
+
+
+DIVERGING = ("--optim.learning_rate", "0.3", "--trainer.validate_every_steps", "2", "--attention_maps.enabled", "false")
+
+
+def _stop_by_patience(losses: dict[int, float], patience: int) -> int:
+    best, bad = math.inf, 0
+    for step, loss in losses.items():
+        best, bad = min(best, loss), 0 if loss < best else bad + 1
+        if bad == patience:
+            return step
+    raise AssertionError(losses)
+
+
+def test_patience_ends_a_run_at_the_same_step_with_and_without_a_resume(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert train_tiny(tmp_path / "whole", *DIVERGING) == 0
+    losses = scalars(tmp_path / "whole" / "tiny", "loss/val_nats")
+    stop = _stop_by_patience(losses, 3)
+    assert 6 < stop < 30
+    flags = (*DIVERGING, "--trainer.patience", "3")
+    assert train_tiny(tmp_path / "patient", *flags) == 0
+    assert list(scalars(tmp_path / "patient" / "tiny", "loss/val_nats"))[-1] == stop
+    assert "no lower loss in 3 validations" in caplog.text
+    at_step(stop - 1, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
+    with pytest.raises(SystemExit):
+        train_tiny(tmp_path / "resumed", *flags)
+    assert train_tiny(tmp_path / "resumed", *flags, "--resume") == 0
+    assert list(scalars(tmp_path / "resumed" / "tiny", "loss/val_nats"))[-1] == stop
+    assert same_weights(tmp_path / "patient" / "tiny", tmp_path / "resumed" / "tiny")
+
+
+def test_a_full_gpu_is_one_line_that_names_figures_and_keys(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    at_step(7, fail, monkeypatch)
+    assert train_tiny(tmp_path) == 1
+    error = capfd.readouterr().err.splitlines()[-1]
+    assert error == (
+        "error: the memory of cpu is full in step 8; training needs about 1.1 MiB, without libraries. In this order: "
+        "lower data.micro_batch_size (2), which does not change the run, set trainer.activation_checkpointing to true, "
+        "lower model.context_length (32)"
+    )
+    assert read_checkpoint(tmp_path / "tiny" / "last.ckpt")["global_step"] == 5
+    assert train_tiny(tmp_path, "--resume", "--data.micro_batch_size", "1") == 0

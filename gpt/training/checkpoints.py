@@ -44,8 +44,10 @@ class RunCheckpoints:
     that is not finite, replaces a good checkpoint. The latest ``keep_last`` saves are kept as step_*.ckpt.
     """
 
-    def __init__(self, folder: Path, keep_last: int) -> None:
+    def __init__(self, folder: Path, keep_last: int, patience: int = 0) -> None:
         self.folder = folder
+        self.patience = patience
+        self.validations_since_best = 0
         self.last = folder / LAST
         self.keep_last = keep_last
         self.best_loss = float("inf")
@@ -62,10 +64,14 @@ class RunCheckpoints:
 
     def after_validation(self, trainer: L.Trainer, evaluation: Evaluation) -> None:
         """Save ``last.ckpt``; if the loss is the lowest so far, save ``best.ckpt`` and link it as ``last.ckpt``."""
+        self.validations_since_best += 1
         if evaluation.loss_nats >= self.best_loss:
             self.save(trainer)
+            if self.validations_since_best == self.patience:
+                trainer.should_stop = True
+                log.info("no lower loss in %d validations; the run ends (trainer.patience)", self.patience)
             return
-        self.best_loss = evaluation.loss_nats
+        self.best_loss, self.validations_since_best = evaluation.loss_nats, 0
         # best.ckpt first: a kill between the two leaves the older last.ckpt, and a resume repeats this validation.
         self.save(trainer, self.folder / BEST)
         if trainer.is_global_zero:

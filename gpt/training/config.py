@@ -20,7 +20,11 @@ _RANGES: list[tuple[float, float, str]] = [  # smallest value, largest value, ke
     (1, _LARGEST, "data.global_batch_size data.micro_batch_size checkpoint.every_steps trainer.max_steps"),
     (1, _LARGEST, "trainer.devices trainer.num_nodes trainer.validate_every_steps trainer.log_every_n_steps"),
     (0, _LARGEST, "data.num_workers checkpoint.keep_last guard.max_skipped_steps optim.warmup_steps"),
-    (0, _LARGEST, "trainer.gradient_clip_val trainer.sample_tokens optim.weight_decay optim.muon_learning_rate"),
+    (
+        0,
+        _LARGEST,
+        "trainer.gradient_clip_val trainer.sample_tokens trainer.patience optim.weight_decay optim.muon_learning_rate",
+    ),
     (0, 1, "optim.decay_fraction optim.muon_momentum"),
     (0, 2**32 - 1, "seed"),
     (2, MAX_CAPTURES, "attention_maps.captures"),
@@ -95,6 +99,10 @@ class TrainerConfig:
     """Steps between points in TensorBoard."""
     compile: bool | Literal["auto"] = "auto"
     """Use torch.compile, which takes a minute or two at the start; ``auto`` is true on CUDA."""
+    activation_checkpointing: bool = False
+    """Recompute each block in the backward pass instead of saving its activations: less memory, more time."""
+    patience: int = 0
+    """Stop after this many validations in a row without a lower loss; 0: never."""
     sample_tokens: int = 100
     """Length of the text generated at each validation; 0 disables it."""
 

@@ -24,6 +24,7 @@ from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.masks import document_ids
 from gpt.model.transformer import GPT
+from gpt.training.activation_checkpointing import checkpoint_activations
 from gpt.training.config import RunConfig
 from gpt.training.cpu_memory import reduce_cpu_memory
 from gpt.training.optim import build_optimizer, learning_rate_factor
@@ -70,6 +71,8 @@ class GPTModule(L.LightningModule):
         optimizer = build_optimizer(self.model, optim)
         if self.device.type == "cpu":
             reduce_cpu_memory(self.model, optimizer)  # also replaces the forward pass of the blocks
+        if self.config.trainer.activation_checkpointing:
+            checkpoint_activations(self.model)
         factor = partial(learning_rate_factor, config=optim, max_steps=max_steps)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

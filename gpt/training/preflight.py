@@ -35,7 +35,7 @@ def preflight(
     epochs = options.max_steps * config.tokens_per_step / tokens_per_epoch
     memory = memory_estimate(module.model, config, device)
     processes = f" on each of {config.world_size} processes" if config.world_size > 1 else ""
-    parts = ", ".join(f"{name} {_size(size)}" for name, size in memory.items())
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in memory.items())
     log.info(
         f"model: {module.model.num_parameters:,} parameters, {model.num_layers} layers, {model.num_heads} heads, "
         f"d_model {model.d_model}, context {model.context_length}, {data.manifest.vocab_size} token ids\n"
@@ -45,7 +45,7 @@ def preflight(
         f"{optim.warmup_steps:,} steps; validation every {options.validate_every_steps:,}; {config.accumulation} x "
         f"{config.data.micro_batch_size} sequences per step{processes}\n"
         f"device: {device}, {trainer.precision}, {attention_kernel(config, trainer)} attention\n"
-        f"memory: about {_size(sum(memory.values()))} per process, without libraries ({parts})\n"
+        f"memory: about {format_bytes(sum(memory.values()))} per process, without libraries ({parts})\n"
         f"run folder: {run_dir}"
     )
     if optim.warmup_steps >= options.max_steps:
@@ -54,7 +54,8 @@ def preflight(
         log.warning("the run has %.0f epochs: use more text, or a smaller trainer.max_steps", epochs)
 
 
-def _size(num_bytes: int) -> str:
+def format_bytes(num_bytes: int) -> str:
+    """A size in MiB or GiB."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.1f} MiB"
 
 
@@ -80,24 +81,31 @@ def memory_estimate(model: GPT, config: RunConfig, device: torch.device) -> dict
         "weights": weights,
         "gradients": weights,
         "optimizer": 2 * weights - (4 * muon_parameters if config.optim.name == "muon" else 0),
-        "activations": activation_bytes(model.config, config.data.micro_batch_size, device.type == "cpu"),
+        "activations": activation_bytes(
+            model.config,
+            config.data.micro_batch_size,
+            device.type == "cpu",
+            config.trainer.activation_checkpointing,
+        ),
         # At most logits, log-probabilities and their gradient of a chunk; the padded LM head and its gradient.
         "loss": 3 * 4 * min(max_chunk_logits(device), all_logits) + 2 * 4 * model.lm_head_weight.numel(),
     }
 
 
-def activation_bytes(config: GPTConfig, batch_size: int, on_cpu: bool) -> int:
+def activation_bytes(config: GPTConfig, batch_size: int, on_cpu: bool, is_checkpointed: bool = False) -> int:
     """Bytes of activations saved for the backward pass, in float32.
 
     Per token and block, in vectors of width d_model: its two inputs (2), their layer norms (2), queries, keys and
     values (3), the heads' output (1), the MLP's expanded vector (4); on a GPU also its activation (4), which a CPU
     recomputes. With dropout, also its masks, and on a CPU the attention weights, which CUDA's kernels do not store.
+    With activation checkpointing, all of that for one block, and of each block its input.
     """
     tokens = batch_size * config.context_length
     per_block = (2 + 2 + 3 + 1 + 4 + (0 if on_cpu else 4)) * config.d_model
     if config.dropout > 0:
         per_block += 2 * config.d_model + (3 * config.num_heads * config.context_length if on_cpu else 0)
-    return 4 * tokens * (config.num_layers * per_block + 2 * config.d_model)
+    blocks = config.num_layers * config.d_model + per_block if is_checkpointed else config.num_layers * per_block
+    return 4 * tokens * (blocks + 2 * config.d_model)
 
 
 def attention_kernel(config: RunConfig, trainer: L.Trainer) -> str:

@@ -24,7 +24,7 @@ from gpt.training.checkpoints import step_checkpoints
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
-from gpt.training.preflight import preflight
+from gpt.training.preflight import format_bytes, memory_estimate, preflight
 from gpt.training.ranks import ComparedDDP, rank_identity
 from gpt.training.run_folder import (
     CONFIG_NAME,
@@ -146,6 +146,8 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
         if "in DataLoader worker process" not in str(error):  # else torch has put the worker's traceback around it
             raise
         raise UserError(str(error).strip().splitlines()[-1].partition("UserError: ")[2]) from None
+    except torch.OutOfMemoryError:
+        raise _out_of_memory(module, trainer) from None
     except RuntimeError as error:
         if "loading state_dict" in str(error):
             reason = str(error).splitlines()[-1].strip()
@@ -160,6 +162,27 @@ def _fit(trainer: L.Trainer, module: GPTModule, data: TokenDataModule, checkpoin
         raise
     finally:
         data.close()
+
+
+class OutOfMemoryError(UserError):
+    """The device's memory is full."""
+
+    exit_status = 1
+
+
+def _out_of_memory(module: GPTModule, trainer: L.Trainer) -> OutOfMemoryError:
+    """An error that names the figures and the keys to change."""
+    config, device = module.config, trainer.strategy.root_device
+    needed = format_bytes(sum(memory_estimate(module.model, config, device).values()))
+    total = f" of {format_bytes(torch.cuda.mem_get_info(device)[1])}" if device.type == "cuda" else ""
+    remedies = [f"lower data.micro_batch_size ({config.data.micro_batch_size}), which does not change the run"]
+    if not config.trainer.activation_checkpointing:
+        remedies.append("set trainer.activation_checkpointing to true")
+    remedies.append(f"lower model.context_length ({config.model.context_length})")
+    return OutOfMemoryError(
+        f"the memory{total} of {device} is full in step {trainer.global_step + 1}; training needs about {needed}, "
+        f"without libraries. In this order: {', '.join(remedies)}"
+    )
 
 
 def resolved(config: RunConfig, run_dir: Path) -> RunConfig:

@@ -33,6 +33,7 @@ CHANGEABLE = {
     *(f"data.{name}" for name in ("micro_batch_size", "num_workers")),
     *(f"trainer.{name}" for name in ("max_steps", "max_time", "accelerator", "devices", "num_nodes", "strategy")),
     *(f"trainer.{name}" for name in ("compile", "validate_every_steps", "log_every_n_steps", "sample_tokens")),
+    *(f"trainer.{name}" for name in ("activation_checkpointing", "patience")),
     *("checkpoint.every_steps", "checkpoint.keep_last", "guard.max_skipped_steps"),
     *(f"attention_maps.{name}" for name in ("enabled", "captures", "probe_text", "ablation")),
 }

@@ -62,7 +62,7 @@ class StepCallback(Checkpoint):
     def __init__(self, data: TokenDataModule, run_dir: Path) -> None:
         self.training_log = TrainingLog(data.config)
         self.attention = AttentionCapture(data) if data.config.attention_maps.enabled else None
-        self.checkpoints = RunCheckpoints(run_dir, data.config.checkpoint.keep_last)
+        self.checkpoints = RunCheckpoints(run_dir, data.config.checkpoint.keep_last, data.config.trainer.patience)
         self.interruption = Interruption(self.checkpoints)
         self._data = data
         self._has_started = self._is_validating = False
@@ -126,7 +126,8 @@ class StepCallback(Checkpoint):
             self.attention.capture(trainer, pl_module, is_last=True)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"best_loss": self.checkpoints.best_loss}
+        saved = self.checkpoints
+        return {"best_loss": saved.best_loss, "validations_since_best": saved.validations_since_best}
 
     def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
         if not is_finite(pl_module.parameters()):
@@ -138,13 +139,12 @@ class StepCallback(Checkpoint):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.checkpoints.best_loss = state_dict["best_loss"]
+        self.checkpoints.validations_since_best = state_dict.get("validations_since_best", 0)
 
     def _stop_if_diverged(self, trainer: L.Trainer, module: GPTModule) -> None:
         if not module.is_log_due():
             return
         skipped = int(module.skipped_steps)
-        if trainer.logger is not None:
-            trainer.logger.log_metrics({"optimizer/skipped_steps": skipped}, step=trainer.global_step)
         if skipped > module.config.guard.max_skipped_steps:
             self._diverged(trainer, f"by step {trainer.global_step}, {_skipped(module)}")
 

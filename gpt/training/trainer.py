@@ -5,6 +5,7 @@ import os
 import re
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gpt.errors import UserError
 from gpt.training.checkpoints import AtomicCheckpointIO
 from gpt.training.config import RunConfig
+from gpt.training.metrics_file import MetricsFile
 from gpt.training.module import GPTModule
 
 log = logging.getLogger(__name__)
@@ -64,6 +66,17 @@ def build_trainer(
 
 class _RunLogger(TensorBoardLogger):
     """TensorBoard events in the run folder itself, and no hparams.yaml next to config.yaml."""
+
+    _metrics_file: MetricsFile | None = None
+
+    @rank_zero_only
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Write to the events, and to metrics.csv beside them."""
+        super().log_metrics(metrics, step)
+        if self._metrics_file is None:
+            self._metrics_file = MetricsFile(Path(self.root_dir) / "metrics.csv", self._kwargs["purge_step"])
+        assert step is not None
+        self._metrics_file.write(step, metrics)
 
     @property
     def log_dir(self) -> str:

@@ -75,6 +75,7 @@ class TrainingLog:
             "speed/tokens_per_second": rate,
             "optimizer/learning_rate": self._config.optim.learning_rate * factor,
             "optimizer/gradient_norm": float(module.gradient_norm),
+            "optimizer/skipped_steps": int(module.skipped_steps),
         }
         if trainer.logger is not None:
             trainer.logger.log_metrics(metrics, step=trainer.global_step)
