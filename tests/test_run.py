@@ -35,7 +35,7 @@ def test_a_run_folder_contains_config_checkpoints_and_events(tiny_run: Path) -> 
     names = sorted(path.name for path in tiny_run.iterdir())
     assert names[:2] == ["best.ckpt", "config.yaml"]
     assert names[2].startswith("events.out.tfevents")
-    assert names[3:] == ["last.ckpt"]
+    assert names[3:] == ["last.ckpt", "metrics.csv"]
     config = yaml.safe_load((tiny_run / "config.yaml").read_text())
     assert config["model"]["d_model"] == 32
     assert config["optim"]["betas"] == [0.9, 0.95]
@@ -479,7 +479,7 @@ def _stop_by_patience(losses: dict[int, float], patience: int) -> int:
 
 
 def test_patience_ends_a_run_at_the_same_step_with_and_without_a_resume(
-    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert train_tiny(tmp_path / "whole", *DIVERGING) == 0
     losses = scalars(tmp_path / "whole" / "tiny", "loss/val_nats")
@@ -488,7 +488,7 @@ def test_patience_ends_a_run_at_the_same_step_with_and_without_a_resume(
     flags = (*DIVERGING, "--trainer.patience", "3")
     assert train_tiny(tmp_path / "patient", *flags) == 0
     assert list(scalars(tmp_path / "patient" / "tiny", "loss/val_nats"))[-1] == stop
-    assert "no lower loss in 3 validations" in caplog.text
+    assert "no lower loss in 3 validations; the run ends" in capfd.readouterr().err
     at_step(stop - 1, lambda: os.kill(os.getpid(), signal.SIGTERM), monkeypatch)
     with pytest.raises(SystemExit):
         train_tiny(tmp_path / "resumed", *flags)
