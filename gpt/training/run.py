@@ -24,7 +24,7 @@ from gpt.training.checkpoints import step_checkpoints
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
-from gpt.training.preflight import format_bytes, memory_estimate, preflight
+from gpt.training.preflight import format_bytes, log_cost, memory_estimate, preflight
 from gpt.training.ranks import ComparedDDP, rank_identity
 from gpt.training.run_folder import (
     CONFIG_NAME,
@@ -93,6 +93,8 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     if trainer.is_global_zero:
         preflight(config, module, data, trainer, run_dir, flags)
     if check_only:
+        if trainer.is_global_zero:
+            log_cost(module, data, trainer)
         return None
     lock = _lock_run_dir(config, run_dir, flags, resume, content["global_step"])
     with lock if trainer.is_global_zero else nullcontext(), callback.interruption.handlers():
