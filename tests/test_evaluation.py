@@ -61,7 +61,7 @@ def test_losses_by_position_are_those_of_every_target(eot_id: int | None) -> Non
         for t in range(40):
             position = 0 if inputs[row, t] == 0 and eot_id == 0 else position + 1
             if (target := int(targets[row, t])) >= 0:
-                expected.setdefault(position, []).append(-float(log_probabilities[row, t, target]))
+                expected.setdefault(position, []).append(-float(log_probabilities[row, t, target].detach()))
     positions, losses = loss_by_position(totals.totals())
     assert positions[:10] == list(range(10))
     assert len(positions) <= 64

@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpt.model.config import GPTConfig
 from gpt.model.loss import next_token_loss
 from gpt.model.transformer import GPT
+from gpt.training import speed
 from gpt.training.speed import flops_per_token, peak_share
 from tests.runs import TrainTiny
 
@@ -57,6 +58,18 @@ def test_check_says_what_a_run_will_cost_and_writes_nothing(
     assert float(amount) == pytest.approx(seconds / (60 if unit == "minutes" else 3600), rel=0.1, abs=0.06)
     assert "peak" not in line
     assert not (tmp_path / "none").exists()
+
+
+def test_the_training_log_says_the_utilisation_once(
+    train_tiny: TrainTiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(speed._PEAKS, ("cpu", "32-true"), 1e12)
+    assert train_tiny(tmp_path, "--attention_maps.enabled", "false") == 0
+    said = re.findall(r"runs at ([\d,]+) tokens/s per device, (\d+)% of the dense peak of cpu", capfd.readouterr().err)
+    assert len(said) == 1
+    rate, percent = float(said[0][0].replace(",", "")), int(said[0][1])
+    model = GPT(GPTConfig(257, context_length=32, d_model=32, num_layers=2, num_heads=2))
+    assert percent == pytest.approx(100 * rate * flops_per_token(model.config, model.num_parameters) / 1e12, abs=0.51)
 
 
 def test_the_forecast_is_near_the_run(train_tiny: TrainTiny, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

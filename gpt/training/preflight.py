@@ -13,7 +13,7 @@ from gpt.model.transformer import GPT
 from gpt.training.config import OptimConfig, RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
-from gpt.training.speed import peak_share, seconds_per_step
+from gpt.training.speed import seconds_per_step, utilisation
 
 log = logging.getLogger(__name__)
 
@@ -60,13 +60,11 @@ def log_cost(module: GPTModule, data: TokenDataModule, trainer: L.Trainer) -> No
     config, device = module.config, trainer.strategy.root_device
     seconds = seconds_per_step(module, data, trainer)
     rate = config.tokens_per_step / seconds / config.world_size
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    share = peak_share(rate, module, name, trainer.precision)
-    utilisation = f", {share:.0%} of the peak of {name}" if share is not None else ""
+    said = utilisation(rate, module, device, trainer.precision)
     hours = seconds * config.trainer.max_steps / 3600
     duration = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
     log.info(
-        f"cost: {rate:,.0f} tokens/s in a few timed micro-batches{utilisation}, uncompiled and by one process; "
+        f"cost: {rate:,.0f} tokens/s in a few timed micro-batches{said}, uncompiled and by one process; "
         f"the run takes about {duration}, without validation"
     )
 

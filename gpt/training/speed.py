@@ -40,6 +40,13 @@ def flops_per_token(config: GPTConfig, num_parameters: int) -> float:
     return 6 * weights + 12 * config.num_layers * config.d_model * config.context_length
 
 
+def utilisation(tokens_per_second: float, module: GPTModule, device: torch.device, precision: str) -> str:
+    """Say the model FLOPs utilisation of one process; empty if the device's peak is not known."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    share = peak_share(tokens_per_second, module, name, precision)
+    return "" if share is None else f", {share:.0%} of the dense peak of {name} (model FLOPs utilisation)"
+
+
 def peak_share(tokens_per_second: float, module: GPTModule, device_name: str, precision: str) -> float | None:
     """Model FLOPs utilisation: the share of the device's dense peak; None if that is not known."""
     names = [name for name, kind in _PEAKS if device_name.startswith(name) and kind == precision]

@@ -13,6 +13,7 @@ from gpt.evaluation import in_context_learning_score
 from gpt.training.config import RunConfig
 from gpt.training.module import GPTModule
 from gpt.training.optim import learning_rate_factor
+from gpt.training.speed import utilisation
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class TrainingLog:
         self._clock: float | None = None  # when it was last read; None while it is stopped
         self._steps, self._seconds = 0, 0.0  # of training, until the clock was last read
         self._steps_at_log, self._seconds_at_log = 0, 0.0
-        self._has_warned = False
+        self._has_warned = self._has_said_utilisation = False
         self._started = time.monotonic()
         self._logged_step, self._next_line = -1, time.monotonic()
 
@@ -101,6 +102,11 @@ class TrainingLog:
             trainer.logger.log_metrics(metrics, step=trainer.global_step)
         if trainer.is_global_zero:
             self.print(f"step {trainer.global_step}: validation {evaluation}")
+            rate = self.tokens_per_second / self._config.world_size
+            said = utilisation(rate, module, trainer.strategy.root_device, trainer.precision)
+            if said and not self._has_said_utilisation:
+                self.print(f"training runs at {rate:,.0f} tokens/s per device{said}")
+            self._has_said_utilisation = True
 
     def close(self) -> None:
         """Close the progress bar."""
