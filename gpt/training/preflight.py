@@ -21,9 +21,15 @@ _MANY_EPOCHS = 100  # beyond this the model memorises the text
 
 
 def preflight(
-    config: RunConfig, module: GPTModule, data: TokenDataModule, trainer: L.Trainer, run_dir: Path, flags: list[str]
+    config: RunConfig,
+    module: GPTModule,
+    data: TokenDataModule,
+    trainer: L.Trainer,
+    run_dir: Path,
+    flags: list[str],
+    times_steps: bool,
 ) -> None:
-    """Log what a run will do; refuse flags that have no effect."""
+    """Log what a run will do, and, if it ``times_steps``, what it will cost; refuse flags that have no effect."""
     device = trainer.strategy.root_device
     if config.data.document_mask and config.model.dropout > 0 and device.type == "cuda":
         raise UserError("data.document_mask on a GPU uses FlexAttention, which has no dropout; set model.dropout to 0")
@@ -53,9 +59,11 @@ def preflight(
         log.warning("the run ends before its warmup (%d steps)", optim.warmup_steps)
     if epochs > _MANY_EPOCHS:
         log.warning("the run has %.0f epochs: use more text, or a smaller trainer.max_steps", epochs)
+    if times_steps:
+        _log_cost(module, data, trainer)
 
 
-def log_cost(module: GPTModule, data: TokenDataModule, trainer: L.Trainer) -> None:
+def _log_cost(module: GPTModule, data: TokenDataModule, trainer: L.Trainer) -> None:
     """Log how fast some timed steps were, and how long the run would take at that speed, without validations."""
     config, device = module.config, trainer.strategy.root_device
     seconds = seconds_per_step(module, data, trainer)

@@ -24,7 +24,7 @@ from gpt.training.checkpoints import step_checkpoints
 from gpt.training.config import RunConfig
 from gpt.training.datamodule import TokenDataModule
 from gpt.training.module import GPTModule
-from gpt.training.preflight import format_bytes, log_cost, memory_estimate, preflight
+from gpt.training.preflight import format_bytes, memory_estimate, preflight
 from gpt.training.ranks import ComparedDDP, rank_identity
 from gpt.training.run_folder import (
     CONFIG_NAME,
@@ -88,13 +88,10 @@ def train(config: RunConfig, run_dir: Path, flags: list[str], resume: bool, chec
     if config.world_size > 1:
         identity = rank_identity(config, data.manifest.sha256, content["global_step"])
         strategy = ComparedDDP(identity, callback.interruption)
-    first_step = content["global_step"] + 1 if checkpoint else 0
-    trainer = build_trainer(config, run_dir, callback, strategy, first_step)
+    trainer = build_trainer(config, run_dir, callback, strategy, content["global_step"] + 1 if checkpoint else 0)
     if trainer.is_global_zero:
-        preflight(config, module, data, trainer, run_dir, flags)
+        preflight(config, module, data, trainer, run_dir, flags, times_steps=check_only)
     if check_only:
-        if trainer.is_global_zero:
-            log_cost(module, data, trainer)
         return None
     lock = _lock_run_dir(config, run_dir, flags, resume, content["global_step"])
     with lock if trainer.is_global_zero else nullcontext(), callback.interruption.handlers():
