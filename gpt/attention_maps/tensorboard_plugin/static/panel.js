@@ -203,7 +203,9 @@ export class Panel {
     const importance = scores.mean_ablation ?? scores.zero_ablation;
     this.importance.textContent = importance ? `importance ${formatScore(importance[layer]?.[head], options.isCompared ? "" : "mean_ablation")}` : "";
     this.importance.hidden = !importance;
-    this.weights = await this.#load(layer, head, options.maskFirst);
+    const { weights, note } = await this.#load(layer, head, options.maskFirst);
+    this.weights = weights;
+    this.note.textContent = note; // with the map that it is about
     const token = selectedToken === null || selectedToken >= series.size ? null : selectedToken;
     this.text.draw(series.metadata, this.weights, capture.predictions, options.reference, options, token);
     map.draw({
@@ -222,26 +224,22 @@ export class Panel {
     });
   }
 
-  // The packed map of a head, or null with a note that says why there is none.
+  // {weights, note}: the packed map of a head, null with a note that says why if there is none.
   async #load(layer, head, maskFirst) {
     const { series, capture, mapCapture } = this;
     this.failed = false;
-    this.note.textContent = "";
-    if (capture.scores.sink[layer]?.[head] === undefined) {
-      this.note.textContent = "The model of this run does not have this head.";
-    } else if (!mapCapture) {
+    if (capture.scores.sink[layer]?.[head] === undefined) return { weights: null, note: "The model of this run does not have this head." };
+    if (!mapCapture) {
       const first = series.captures.find((later) => later.has_maps);
-      this.note.textContent = `This probe has no map up to this step${first ? `; the first one is at step ${first.step}` : ""}.`;
-    } else {
-      if (mapCapture !== capture) this.note.textContent = `Map of step ${mapCapture.step}: this probe has maps at some of the captures.`;
-      try {
-        return headMap(await series.layer(mapCapture, layer), head, series.size, maskFirst);
-      } catch (error) {
-        this.failed = true;
-        this.note.textContent = `The map could not be loaded (${error.message}); retrying.`;
-      }
+      return { weights: null, note: `This probe has no map up to this step${first ? `; the first one is at step ${first.step}` : ""}.` };
     }
-    return null;
+    try {
+      const weights = headMap(await series.layer(mapCapture, layer), head, series.size, maskFirst);
+      return { weights, note: mapCapture === capture ? "" : `Map of step ${mapCapture.step}: this probe has maps at some of the captures.` };
+    } catch (error) {
+      this.failed = true;
+      return { weights: null, note: `The map could not be loaded (${error.message}); retrying.` };
+    }
   }
 
   // The run, probe and step of a capture, for the name of a file.
